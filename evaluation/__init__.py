@@ -1,0 +1,1 @@
+"""WHETHER it helps: tuned baselines, held-out tasks, intervals, pictures."""

@@ -1,0 +1,91 @@
+"""`lopt evaluate`: parse, run, show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from lopt.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class _Evaluate:
+    source: Annotated[Path, tyro.conf.Positional]
+    """Run directory of a `lopt meta-train`, or a file written by `lopt export`."""
+    suite: str = "quick"
+    """Which tasks besides those it was trained on; quick needs no download."""
+    out: Path | None = None
+    """Directory for figure and results.json; by default beside the source."""
+    num_seeds: int = 20
+    """Runs of each task, none of which meta-training has seen."""
+    seed: int = 0
+    """Fixes the runs."""
+
+    def __post_init__(self):
+        if self.num_seeds < 1:
+            raise ValueError(
+                f"`num_seeds` must be at least 1; got {self.num_seeds}. Try 20."
+            )
+
+
+def evaluate(arguments: Sequence[str]) -> int:
+    """Runs `lopt evaluate RUN_DIR_OR_FILE [--suite quick] [--out DIR]`."""
+    options = tyro.cli(
+        _Evaluate,
+        args=arguments,
+        prog="lopt evaluate",
+        description="Compare a learned optimizer with tuned Adam on unseen runs.",
+    )
+    import lopt
+    from evaluation import report
+    from evaluation.run import evaluate as run
+    from evaluation.suites import SUITES, with_training_cases
+    from meta_train.progress import ProgressReport
+    from meta_train.run import OPTIMIZER_FILE, export_run
+
+    if options.suite not in SUITES:
+        raise UserError(
+            f"there is no suite {options.suite!r}. "
+            + did_you_mean(options.suite, SUITES)
+        )
+    path = options.source
+    if path.is_dir():
+        path = path / OPTIMIZER_FILE
+        if not path.exists():
+            export_run(options.source, path)
+    out = options.out or path.parent / "evaluation"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"`--out` must be a directory that can be written; {out} is not "
+            f"({error.strerror}). Try another."
+        ) from error
+    card = lopt.read_card(path)
+    optimizer, theta = lopt.load_theta(path)
+    cases = with_training_cases(SUITES[options.suite], card)
+    with ProgressReport("evaluating", len(cases)) as progress:
+        progress.note(cases[0].name)
+        results = []
+
+        def on_result(result):
+            results.append(result)
+            progress.update(len(results))
+            if len(results) < len(cases):
+                progress.note(cases[len(results)].name)
+
+        run(
+            optimizer,
+            theta,
+            cases,
+            num_seeds=options.num_seeds,
+            seed=options.seed,
+            on_result=on_result,
+        )
+    about = {"card": card, "num_seeds": options.num_seeds, "seed": options.seed}
+    report.write(out, results, about)
+    progress.console.print(report.table(results, options.num_seeds))
+    progress.say(f"Figure and numbers: {out / 'curves.png'}, {out / 'results.json'}")
+    return 0

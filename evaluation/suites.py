@@ -1,0 +1,57 @@
+"""What an optimizer is evaluated on: named lists of tasks with horizons."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from lopt.describe import from_dict
+from lopt.errors import UserError
+from tasks.base import Task
+from tasks.zoo import ZOO
+
+
+class Case(NamedTuple):
+    """A task, how many steps it is trained for, and why it is in the suite."""
+
+    name: str
+    task: Task
+    num_steps: int
+    reason: str
+
+
+def _case(name: str, num_steps: int, reason: str) -> Case:
+    task = ZOO[name].problem
+    assert isinstance(task, Task)
+    return Case(name, task, num_steps, reason)
+
+
+SUITES: dict[str, tuple[Case, ...]] = {
+    "quick": (
+        _case("digits-mlp", 200, "digits"),
+        _case("digits-mlp-wide", 200, "wider"),
+        _case("digits-mlp-deep", 200, "deeper"),
+        _case("digits-mlp-tanh", 200, "activation"),
+        _case("wine-mlp", 200, "dataset"),
+        _case("breast-cancer-mlp", 200, "dataset"),
+        _case("digits-mlp", 600, "longer"),
+    ),
+}
+
+
+def with_training_cases(
+    suite: tuple[Case, ...], card: Mapping[str, Any]
+) -> tuple[Case, ...]:
+    """Puts the tasks that an optimizer was trained on before the others of a suite."""
+    types = {
+        type(entry.problem).__name__: type(entry.problem) for entry in ZOO.values()
+    }
+    names = {entry.problem: name for name, entry in ZOO.items()}
+    trained = []
+    for described in card.get("tasks", ()):
+        try:
+            task = from_dict(described, types)
+        except UserError:
+            continue  # a task of the user's own code: the suite's must do
+        name = names.get(task, type(task).__name__)
+        trained.append(Case(name, task, card["horizons"][1], "trained on"))
+    seen = {(case.task, case.num_steps) for case in trained}
+    return (*trained, *(c for c in suite if (c.task, c.num_steps) not in seen))

@@ -1,0 +1,51 @@
+"""The `lopt` command: a table of sub-commands, each imported only when called."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from lopt.errors import UserError, did_you_mean
+
+COMMANDS = {
+    "meta-train": ("meta_train.cli:meta_train", "Meta-train a learned optimizer."),
+    "export": ("meta_train.cli:export", "Export a run as one optax optimizer."),
+    "evaluate": ("evaluation.cli:evaluate", "Compare an optimizer with tuned Adam."),
+    "tasks": ("meta_train.cli:tasks", "List the tasks, optimizers and presets."),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs `lopt COMMAND ...` and returns the exit code; 2 for a user's mistake."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if arguments else 2
+    name, *rest = arguments
+    try:
+        if name not in COMMANDS:
+            raise UserError(
+                f"there is no command {name!r}. {did_you_mean(name, COMMANDS)}"
+            )
+        module, function = COMMANDS[name][0].split(":")
+        return getattr(importlib.import_module(module), function)(rest)
+    except UserError as error:
+        print(f"lopt {name}: {error}", file=sys.stderr)
+        return 2
+
+
+def _usage() -> str:
+    lines = [
+        "usage: lopt COMMAND [...]",
+        "",
+        "Meta-train learned optimizers and use them as optax transformations.",
+        "",
+        "commands:",
+        *(f"  {name:<12}{help_}" for name, (_, help_) in COMMANDS.items()),
+        "",
+        "`lopt COMMAND --help` says more.",
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Frozen dataclasses to plain JSON values and back: a type name and the fields."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lopt.errors import UserError
+
+
+def to_dict(value: Any) -> Any:
+    """Returns `value` as JSON values; a dataclass becomes ``{"type": ..., fields}``."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {
+            f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)
+        }
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, tuple | list):
+        return [to_dict(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"hyperparameters must be finite; got {value}.")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{type(value).__name__} is not a hyperparameter: {value!r}")
+
+
+def from_dict(value: Any, types: Mapping[str, type]) -> Any:
+    """Inverts `to_dict`; only the dataclasses in `types` are ever made."""
+    if isinstance(value, Mapping):
+        name = str(value.get("type"))
+        if name not in types:
+            raise UserError(
+                f"{name!r} is not known to this version of lopt; "
+                f"it knows {', '.join(sorted(types))}. "
+                "A newer version may: try `pip install --upgrade lopt`."
+            )
+        fields = {k: from_dict(v, types) for k, v in value.items() if k != "type"}
+        known = {f.name for f in dataclasses.fields(types[name])}
+        if unknown := set(fields) - known:
+            raise UserError(
+                f"{name} has no {', '.join(sorted(unknown))}; it has "
+                f"{', '.join(sorted(known))}. It was written by another version."
+            )
+        return types[name](**fields)
+    if isinstance(value, list):
+        return tuple(from_dict(item, types) for item in value)
+    return value
+
+
+def differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Lists the fields in which two descriptions differ, as ``path: old -> new``."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = list(dict.fromkeys([*old, *new]))
+        pairs = [(f"{path}.{k}".lstrip("."), old.get(k), new.get(k)) for k in keys]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        pairs = [
+            (f"{path}.{i}", a, b) for i, (a, b) in enumerate(zip(old, new, strict=True))
+        ]
+    else:
+        return [] if old == new else [f"{path}: {old} -> {new}"]
+    return [line for name, a, b in pairs for line in differences(a, b, name)]

@@ -1,0 +1,168 @@
+"""A per-parameter MLP (Metz et al., 2019, arXiv:1810.10180; the PES paper's)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from typing_extensions import override
+
+from lopt.base import LearnedOptimizer, NumSteps, Theta
+from lopt.features import MOMENTUM_DECAYS, TIME_SCALES, rms_scales, time_features
+
+_MAGNITUDE_SCALE = 1e-3
+
+
+class MLPState(NamedTuple):
+    """Steps taken, and for every decay one tree like the parameters."""
+
+    step: Int[Array, ""]
+    momenta: tuple[optax.Params, ...]
+    second_moments: tuple[optax.Params, ...]
+
+
+class _Network(nn.Module):
+    """Dense layers on columns: one column a parameter, one row a feature."""
+
+    widths: tuple[int, ...]
+    num_features: int
+
+    @override
+    @nn.compact
+    def __call__(
+        self, features: Float[Array, "f n"], time: Float[Array, " time"]
+    ) -> Float[Array, "2 n"]:
+        kernel, bias = self._layer(0, self.num_features + time.size, self.widths[0])
+        # The scales and the time features are the same for the whole tensor, so they
+        # go into the weights: no normalised copy of the features is ever made.
+        weights = kernel[: self.num_features] * rms_scales(features)[:, None]
+        hidden = weights.T @ features
+        hidden += (time @ kernel[self.num_features :] + bias)[:, None]
+        for i, width in enumerate((*self.widths[1:], 2), start=1):
+            kernel, bias = self._layer(i, self.widths[i - 1], width)
+            hidden = kernel.T @ nn.relu(hidden) + bias[:, None]
+        return hidden
+
+    def _layer(self, i: int, num_inputs: int, width: int) -> tuple[Array, Array]:
+        init = nn.initializers.lecun_normal()
+        return (
+            self.param(f"kernel_{i}", init, (num_inputs, width), jnp.float32),
+            self.param(f"bias_{i}", nn.initializers.zeros, (width,), jnp.float32),
+        )
+
+
+@dataclass(frozen=True)
+class PerParameterMLP(LearnedOptimizer):
+    """Maps gradient, parameter, momenta and time to each parameter's step.
+
+    The network sees every scalar alone: 19 inputs and 1,762 weights by default.
+    """
+
+    width: int = 32
+    """Units in each hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    second_moment_decays: tuple[float, ...] = ()
+    """Each adds 7 inputs: the momenta over the root of this second moment, and the
+    inverse root itself."""
+    step_scale: float = 1e-3
+    """Size of a step when the network's output is one."""
+
+    def __post_init__(self):
+        if self.width < 1 or self.depth < 1:
+            raise ValueError(
+                "`width` and `depth` must be at least 1; "
+                f"got width={self.width}, depth={self.depth}."
+            )
+        if not all(0 <= decay < 1 for decay in self.second_moment_decays):
+            raise ValueError(
+                "`second_moment_decays` must lie in [0, 1); "
+                f"got {self.second_moment_decays}. Try 0.999."
+            )
+
+    @property
+    def num_features(self) -> int:
+        """Inputs per parameter, the time features aside."""
+        num_momenta = len(MOMENTUM_DECAYS)
+        return 2 + num_momenta + len(self.second_moment_decays) * (num_momenta + 1)
+
+    @property
+    def _network(self) -> _Network:
+        return _Network((self.width,) * self.depth, self.num_features)
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        features = jnp.zeros((self.num_features, 1), jnp.float32)
+        time = jnp.zeros(len(TIME_SCALES), jnp.float32)
+        return self._network.init(key, features, time)
+
+    @override
+    def as_optax(
+        self, theta: Theta, num_steps: NumSteps
+    ) -> optax.GradientTransformationExtraArgs:
+        del num_steps  # the time features count steps, not shares of a run
+
+        def init(params):
+            zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
+            return MLPState(
+                step=jnp.zeros((), jnp.int32),
+                momenta=tuple(jax.tree.map(zeros, params) for _ in MOMENTUM_DECAYS),
+                second_moments=tuple(
+                    jax.tree.map(zeros, params) for _ in self.second_moment_decays
+                ),
+            )
+
+        def update(updates, state, params=None, **extra_args):
+            del extra_args
+            if params is None:
+                raise ValueError(
+                    "This optimizer reads the parameters: call "
+                    "`update(grads, state, params)`."
+                )
+            momenta = tuple(
+                _update_moment(updates, m, decay, order=1)
+                for m, decay in zip(state.momenta, MOMENTUM_DECAYS, strict=True)
+            )
+            second_moments = tuple(
+                _update_moment(updates, v, decay, order=2)
+                for v, decay in zip(
+                    state.second_moments, self.second_moment_decays, strict=True
+                )
+            )
+            time = time_features(state.step)
+            num_momenta = len(momenta)
+
+            def step(grad, param, *moments):
+                features = _stack(
+                    grad, param, moments[:num_momenta], moments[num_momenta:]
+                )
+                output = cast(Array, self._network.apply(theta, features, time))
+                direction, log_magnitude = output
+                size = self.step_scale * jnp.exp(_MAGNITUDE_SCALE * log_magnitude)
+                return (-size * direction).reshape(grad.shape).astype(grad.dtype)
+
+            updates = jax.tree.map(step, updates, params, *momenta, *second_moments)
+            step_count = cast(Array, optax.safe_increment(state.step))
+            return updates, MLPState(step_count, momenta, second_moments)
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _update_moment(grads, moment, decay: float, order: int):
+    return jax.tree.map(
+        lambda g, m: decay * m + (1 - decay) * g.astype(jnp.float32) ** order,
+        grads,
+        moment,
+    )
+
+
+def _stack(grad, param, momenta, second_moments) -> Float[Array, "f n"]:
+    """Returns the features of one tensor, feature-major, not yet normalised."""
+    rows = [grad.astype(jnp.float32), param.astype(jnp.float32), *momenta]
+    for v in second_moments:
+        inverse_root = 1.0 / jnp.sqrt(v + 1e-6)
+        rows += [m * inverse_root for m in momenta] + [inverse_root]
+    return jnp.stack([row.reshape(-1) for row in rows])

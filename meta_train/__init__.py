@@ -1,0 +1,1 @@
+"""HOW theta is learned: truncations, gradient estimators and the outer loop."""

@@ -1,0 +1,113 @@
+"""Checkpoints: Orbax writes and restores them, a sha256 manifest vouches for them."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
+
+import jax
+import orbax.checkpoint as ocp
+
+from meta_train.trainer import OuterState
+
+_MANIFEST = "sha256.json"
+_NUM_KEPT = 3
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    A checkpoint counts once its manifest is written, which happens in the background
+    after Orbax has committed it. Older ones are kept in case the newest is damaged.
+    """
+
+    def __init__(self, directory: Path, say: Callable[[str], None]):
+        """Opens `directory`; damaged checkpoints are moved aside and told to `say`."""
+        self._directory = directory.absolute()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self.latest = self._last_good_step(say)
+        self._manager = ocp.CheckpointManager(
+            self._directory,
+            options=ocp.CheckpointManagerOptions(max_to_keep=_NUM_KEPT, create=False),
+        )
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._sealing: Future[None] | None = None
+
+    def save(self, state: OuterState) -> None:
+        """Starts to save `state`; the arrays may be donated as soon as it returns."""
+        self.wait()
+        step = int(state.step)
+        if step == self.latest:
+            return
+        self._manager.save(step, args=ocp.args.StandardSave(state))
+        self.latest = step
+        self._sealing = self._worker.submit(self._seal, step)
+
+    def restore(self, template: OuterState) -> OuterState:
+        """Returns the latest state, placed like `template`."""
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+            template,
+        )
+        arguments = ocp.args.StandardRestore(target)
+        return cast(OuterState, self._manager.restore(self.latest, args=arguments))
+
+    def wait(self) -> None:
+        """Waits until all that was saved is on disk."""
+        if self._sealing is not None:
+            self._sealing.result()
+            self._sealing = None
+
+    def close(self) -> None:
+        """Waits, and frees what the checkpoints hold."""
+        self.wait()
+        self._worker.shutdown()
+        self._manager.close()
+
+    def _seal(self, step: int) -> None:
+        self._manager.wait_until_finished()
+        path = self._directory / str(step)
+        partial = path / f"{_MANIFEST}.partial"
+        partial.write_text(json.dumps(_hashes(path), indent=1))
+        partial.replace(path / _MANIFEST)
+
+    def _last_good_step(self, say: Callable[[str], None]) -> int | None:
+        steps = [int(p.name) for p in self._directory.iterdir() if p.name.isdigit()]
+        for step in sorted(steps, reverse=True):
+            path = self._directory / str(step)
+            fault = _fault(path)
+            if fault is None:
+                return step
+            aside = self._directory / f"{step}.damaged"
+            while aside.exists():
+                aside = aside.with_name(f"{aside.name}+")
+            path.rename(aside)
+            say(
+                f"Checkpoint {step} {fault}: moved to {aside.name}; "
+                "trying the one before."
+            )
+        return None
+
+
+def _hashes(path: Path) -> dict[str, str]:
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    return {
+        str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in files
+        if not p.name.startswith(_MANIFEST)
+    }
+
+
+def _fault(path: Path) -> str | None:
+    """Returns what is wrong with a checkpoint, or None."""
+    try:
+        expected = json.loads((path / _MANIFEST).read_text())
+    except FileNotFoundError:
+        return "was not finished"
+    except ValueError:
+        return "has a damaged manifest"
+    found = _hashes(path)
+    bad = sorted(name for name, digest in expected.items() if found.get(name) != digest)
+    return f"is damaged ({bad[0]} does not match its sha256)" if bad else None

@@ -1,0 +1,90 @@
+"""`lopt meta-train` and `lopt export`: parse, then call; nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from lopt.errors import UserError, did_you_mean
+
+
+def meta_train(arguments: Sequence[str]) -> int:
+    """Runs `lopt meta-train PRESET [--flags]`."""
+    from meta_train.config import PRESETS, MetaTrainConfig
+    from meta_train.run import meta_train as run
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: lopt meta-train PRESET [--flags]\n\npresets:")
+        for name, (description, _) in PRESETS.items():
+            print(f"  {name:<22}{description}")
+        print("\n`lopt meta-train PRESET --help` lists the flags of a preset.")
+        return 0 if arguments else 2
+    name, *flags = arguments
+    if name not in PRESETS:
+        raise UserError(f"there is no preset {name!r}. {did_you_mean(name, PRESETS)}")
+    description, default = PRESETS[name]
+    config = tyro.cli(
+        MetaTrainConfig,
+        default=default,
+        args=flags,
+        prog=f"lopt meta-train {name}",
+        description=description,
+    )
+    run(config)
+    return 0
+
+
+@dataclass(frozen=True)
+class _Export:
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run directory of a `lopt meta-train`."""
+    out: Path
+    """File to write, ending in .safetensors."""
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Runs `lopt export RUN_DIR --out FILE`."""
+    options = tyro.cli(
+        _Export,
+        args=arguments,
+        prog="lopt export",
+        description="Export the latest checkpoint of a run as one optax optimizer.",
+    )
+    from meta_train.run import export_run
+
+    print(f"Exported to {export_run(options.run_dir, options.out)}.")
+    return 0
+
+
+def tasks(arguments: Sequence[str]) -> int:
+    """Runs `lopt tasks`: lists what can be trained, by what, and the presets."""
+    if arguments:
+        if arguments[0] in ("-h", "--help"):
+            print(
+                "usage: lopt tasks\n\nList tasks, optimizers, estimators and presets."
+            )
+            return 0
+        raise UserError(f"`lopt tasks` takes no arguments; got {arguments[0]!r}.")
+    from rich.console import Console
+    from rich.table import Table
+
+    from lopt.registry import OPTIMIZERS
+    from meta_train.config import PRESETS
+    from meta_train.estimators import ESTIMATORS
+    from tasks.zoo import ZOO
+
+    first_line = lambda kind: (kind.__doc__ or "").splitlines()[0]
+    sections = {
+        "Tasks and systems": {name: entry.description for name, entry in ZOO.items()},
+        "Learned optimizers": {n: first_line(kind) for n, kind in OPTIMIZERS.items()},
+        "Estimators": {name: first_line(kind) for name, kind in ESTIMATORS.items()},
+        "Presets of `lopt meta-train`": {n: text for n, (text, _) in PRESETS.items()},
+    }
+    for title, rows in sections.items():
+        table = Table(title=title, title_justify="left", show_header=False, box=None)
+        for name, text in rows.items():
+            table.add_row(name, text)
+        Console().print(table, "")
+    return 0

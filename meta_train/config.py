@@ -1,0 +1,210 @@
+"""What a run is: one frozen dataclass, filled from a preset and the command line."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lopt.describe import differences, from_dict, to_dict
+from lopt.errors import UserError
+from lopt.mlp import PerParameterMLP
+from lopt.registry import OPTIMIZERS
+from lopt.schedules import ScheduledSGD
+from meta_train.estimators import ESTIMATORS, PES, GradientEstimator
+from meta_train.inner_training import InnerTraining
+from meta_train.outer_optimizer import OuterAdam
+from meta_train.truncation import Truncation
+from tasks.base import UnrolledSystem
+from tasks.influence_balancing import InfluenceBalancing
+from tasks.mlp import MLPClassification
+from tasks.quadratic import RandomQuadratic
+from tasks.toy_regression import ToyRegression
+from tasks.zoo import ZOO
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaTrainConfig:
+    """One meta-training run."""
+
+    systems: tuple[UnrolledSystem, ...]
+    estimator: GradientEstimator
+    outer_optimizer: OuterAdam = OuterAdam()  # noqa: RUF009  it is frozen
+    num_outer_steps: int = 1_000
+    """Outer updates to take."""
+    seed: int = 0
+    """Fixes every random number of the run."""
+    run_dir: Path = Path("runs/default")
+    """Checkpoints, metrics, config and export go here; resumed if it holds a run."""
+    log_every_steps: int = 10
+    """Outer updates between two lines of metrics; they are averaged in between."""
+    evaluate_every_steps: int = 250
+    """Outer updates between two evaluations on fresh inner runs; 0 for never."""
+    num_evaluation_runs: int = 16
+    """Fresh unperturbed inner runs in each evaluation."""
+    checkpoint_every_steps: int = 0
+    """Outer updates between two checkpoints; 0 to go by the clock alone."""
+    checkpoint_every_minutes: float = 5.0
+    """Minutes between two checkpoints; 0 to go by steps alone."""
+    wandb: Literal["auto", "online", "offline", "off"] = "auto"
+    """Weights & Biases: auto is online if there is an API key, offline if not."""
+    wandb_project: str = "lopt"
+    """Project that the run is shown under in Weights & Biases."""
+
+    def __post_init__(self):
+        optimizers = {s.optimizer for s in self.systems if isinstance(s, InnerTraining)}
+        if not self.systems or len(optimizers) > 1:
+            raise ValueError(
+                "`systems` must be one or more that share one learned optimizer, since "
+                f"they share theta; got {len(optimizers)} different ones."
+            )
+        for name, least in {
+            "num_outer_steps": 1,
+            "log_every_steps": 1,
+            "evaluate_every_steps": 0,
+            "num_evaluation_runs": 1,
+            "checkpoint_every_steps": 0,
+            "checkpoint_every_minutes": 0,
+        }.items():
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"`{name}` must be at least {least}; got {getattr(self, name)}."
+                )
+
+    @property
+    def horizon(self) -> int:
+        """Steps of the longest inner run."""
+        return self.estimator.truncation.horizon
+
+
+# Fields that change how a run is watched, not what it computes.
+_OPERATIONAL = {
+    "run_dir",
+    "log_every_steps",
+    "evaluate_every_steps",
+    "num_evaluation_runs",
+    "checkpoint_every_steps",
+    "checkpoint_every_minutes",
+    "wandb",
+    "wandb_project",
+}
+
+_TYPES: dict[str, type] = {
+    **OPTIMIZERS,
+    **ESTIMATORS,
+    **{type(entry.problem).__name__: type(entry.problem) for entry in ZOO.values()},
+    **{t.__name__: t for t in (MetaTrainConfig, InnerTraining, Truncation, OuterAdam)},
+}
+
+
+def write_config(config: MetaTrainConfig) -> None:
+    """Writes `config` into its run directory, which is made if need be.
+
+    Raises:
+        UserError: If the directory cannot be written, or holds another run.
+    """
+    path = config.run_dir / CONFIG_FILE
+    new = to_dict(config)
+    try:
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        if _has_begun(config.run_dir):
+            changed = differences(_essence(_read(path)), _essence(new))
+            if changed:
+                raise UserError(
+                    f"{config.run_dir} holds a run of another configuration "
+                    "(run -> asked for):\n  "
+                    + "\n  ".join(changed)
+                    + "\nTry another --run-dir, or the flags of that run to resume it."
+                )
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(new, indent=2) + "\n")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(
+            f"the run directory must be writable; {config.run_dir} is not "
+            f"({error.strerror}). Try another --run-dir."
+        ) from error
+
+
+def read_config(run_dir: Path) -> MetaTrainConfig:
+    """Returns the configuration of the run in `run_dir`."""
+    described = _read(run_dir / CONFIG_FILE)
+    del described["run_dir"]  # it may have been moved
+    return dataclasses.replace(from_dict(described, _TYPES), run_dir=run_dir)
+
+
+def _has_begun(run_dir: Path) -> bool:
+    """Whether there is anything in `run_dir` that another run could spoil."""
+    return any(
+        path.is_dir() or path.stat().st_size
+        for path in run_dir.iterdir()
+        if path.name in ("metrics.jsonl", "checkpoints")
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path.parent} must be the run directory of a `lopt meta-train`; "
+            f"it has no {CONFIG_FILE}."
+        ) from error
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path} is damaged: {error}. Try another --run-dir."
+        ) from error
+
+
+def _essence(described: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in described.items() if k not in _OPERATIONAL}
+
+
+PRESETS: dict[str, tuple[str, MetaTrainConfig]] = {
+    "digits-mlp": (
+        "Learn a per-parameter MLP on a small digits classifier; minutes on a laptop.",
+        MetaTrainConfig(
+            systems=(
+                InnerTraining(
+                    MLPClassification(),
+                    PerParameterMLP(width=8, second_moment_decays=(0.999,)),
+                ),
+            ),
+            estimator=PES(Truncation(length=10, horizon=200), num_pairs=16, std=0.03),
+            outer_optimizer=OuterAdam(learning_rate=1e-2),
+            num_outer_steps=2_500,
+            run_dir=Path("runs/digits-mlp"),
+        ),
+    ),
+    "quadratic-schedule": (
+        "Learn a learning-rate schedule on a noisy quadratic; seconds on a laptop.",
+        MetaTrainConfig(
+            systems=(InnerTraining(RandomQuadratic(), ScheduledSGD()),),
+            estimator=PES(Truncation(length=10, horizon=100), num_pairs=32, std=0.1),
+            outer_optimizer=OuterAdam(learning_rate=1e-2),
+            run_dir=Path("runs/quadratic-schedule"),
+        ),
+    ),
+    "toy-regression": (
+        "The PES paper's toy 2D regression: a schedule past many local minima.",
+        MetaTrainConfig(
+            systems=(InnerTraining(ToyRegression(), ScheduledSGD()),),
+            estimator=PES(Truncation(length=10, horizon=100), num_pairs=50, std=1.0),
+            outer_optimizer=OuterAdam(learning_rate=1e-2),
+            num_outer_steps=5_000,
+            log_every_steps=100,
+            run_dir=Path("runs/toy-regression"),
+        ),
+    ),
+    "influence-balancing": (
+        "The PES paper's influence balancing: short windows have the wrong sign.",
+        MetaTrainConfig(
+            systems=(InfluenceBalancing(),),
+            estimator=PES(Truncation(length=1, horizon=500), num_pairs=500, std=0.1),
+            log_every_steps=100,
+            run_dir=Path("runs/influence-balancing"),
+        ),
+    ),
+}

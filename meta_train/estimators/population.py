@@ -1,0 +1,135 @@
+"""What estimators share: a population along the leading axis, and its average."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from meta_train import sharding
+from meta_train.estimators.base import Estimate
+from tasks.base import State, Theta
+
+
+class Sample(struct.PyTreeNode):
+    """What one member of the population says of the outer gradient.
+
+    Attributes:
+        grad: Its gradient estimate.
+        loss: Its mean loss per step over the window.
+        diverged: Whether a loss was not finite.
+        accumulator: The noise it carries between windows; ``()`` if none.
+    """
+
+    grad: Theta
+    loss: Float[Array, "..."]
+    diverged: Bool[Array, "..."]
+    accumulator: Theta = ()
+
+
+def check_population(num: int, std: float | None = None, *, name: str) -> None:
+    """Raises if a population of `num` perturbed by `std` makes no sense."""
+    if num < 1:
+        raise ValueError(
+            f"`{name}` must be at least 1; got {name}={num}. Try {name}=16."
+        )
+    if std is not None and not 0 < std < float("inf"):
+        raise ValueError(
+            "`std` must be positive, since perturbations are divided by it; "
+            f"got std={std}. Try std=0.01."
+        )
+
+
+def init_population(init: Callable, num: int, key: PRNGKeyArray, *args: Array) -> State:
+    """Stacks ``init(*args[i], key_i)`` over the population."""
+    state = jax.vmap(init)(*args, _member_keys(key, num))
+    return jax.tree.map(jnp.copy, state)  # donation forbids shared buffers
+
+
+def update_population(
+    update: Callable[[State, PRNGKeyArray], tuple[Sample, State]],
+    state: State,
+    num: int,
+    key: PRNGKeyArray,
+) -> tuple[Estimate, State]:
+    """Updates every member of the population and averages what they say."""
+    samples, state = jax.vmap(update)(state, _member_keys(key, num))
+    return average(samples), state
+
+
+def average(samples: Sample) -> Estimate:
+    """Averages over the leading axis; nothing that is not finite gets through."""
+    num = samples.loss.shape[0]
+    grads = jax.vmap(_zero_unless_finite)(samples.grad)
+    grad = jax.tree.map(lambda g: g.mean(axis=0), grads)
+    squared_norm = optax.tree.norm(grad, squared=True)
+    second_moment = optax.tree.norm(grads, squared=True) / num
+    variance = jnp.maximum(second_moment - squared_norm, 0.0) / max(num - 1, 1)
+    diagnostics = {
+        "grad_norm": jnp.sqrt(squared_norm),
+        # |mean|^2 over the variance of the mean: about 1 when all is noise.
+        "signal_to_noise": jnp.where(variance > 0, squared_norm / variance, 0.0),
+        "num_nonfinite": samples.diverged.sum().astype(jnp.float32),
+        "accumulator_norm": optax.tree.norm(samples.accumulator) / jnp.sqrt(1.0 * num),
+    }
+    return Estimate(grad=grad, loss=samples.loss.mean(), diagnostics=diagnostics)
+
+
+def antithetic_pair(theta: Theta, std: float, key: PRNGKeyArray) -> tuple[Theta, Theta]:
+    """Returns the noise, and ``theta + noise`` stacked on ``theta - noise``."""
+    leaves, treedef = jax.tree.flatten(theta)
+    keys = jax.random.split(key, len(leaves))
+    noise = jax.tree.unflatten(
+        treedef,
+        [
+            std * jax.random.normal(k, x.shape, x.dtype)
+            for k, x in zip(keys, leaves, strict=True)
+        ],
+    )
+    stack = lambda t, n: jnp.stack([t + n, t - n])
+    return noise, jax.tree.map(stack, theta, noise)
+
+
+def cap_losses(
+    losses: Float[Array, "*n length"],
+) -> tuple[Float[Array, "*n length"], Bool[Array, ""]]:
+    """Replaces losses that are not finite by the largest finite one among them.
+
+    A pair of which one partner diverges then still says which way not to go; the
+    caller restarts it. Also returns whether there were any.
+    """
+    finite = jnp.isfinite(losses)
+    largest = jnp.max(jnp.where(finite, losses, -jnp.inf))
+    largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
+    return jnp.where(finite, losses, largest), ~jnp.all(finite)
+
+
+def pair_sample(
+    losses: Float[Array, "2 length"], noise: Theta, std: float, mean_length: float
+) -> tuple[Sample, Bool[Array, ""]]:
+    """Weights `noise` by how much the positive partner lost to the negative one.
+
+    Args:
+        losses: Of both partners, at the steps that `noise` answers for.
+        noise: The perturbations since the episode began.
+        std: Standard deviation of one perturbation.
+        mean_length: Steps that the loss is averaged over.
+    """
+    losses, diverged = cap_losses(losses)
+    difference = jnp.sum(losses[0] - losses[1]) / mean_length
+    grad = jax.tree.map(lambda n: n * (difference / (2 * std**2)), noise)
+    loss = losses.mean(axis=0).sum() / mean_length
+    return Sample(grad=grad, loss=loss, diverged=diverged, accumulator=noise), diverged
+
+
+def _member_keys(key: PRNGKeyArray, num: int) -> PRNGKeyArray:
+    # Folding in the index, not splitting: member i has its key whatever `num` is.
+    members = sharding.constrain(jnp.arange(num))
+    return jax.vmap(lambda i: jax.random.fold_in(key, i))(members)
+
+
+def _zero_unless_finite(grad: Theta) -> Theta:
+    finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grad)]).all()
+    return jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grad)

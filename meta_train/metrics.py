@@ -1,0 +1,96 @@
+"""Metrics: always a line of JSON in the run directory, and Weights & Biases."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from meta_train.config import MetaTrainConfig
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Writes metrics to `RUN_DIR/metrics.jsonl` and, unless it is off, to wandb."""
+
+    def __init__(
+        self,
+        config: MetaTrainConfig,
+        described: Mapping[str, Any],
+        step: int,
+        say: Callable[[str], None],
+    ):
+        """Opens the log of a run that is at `step`; later lines are dropped."""
+        path = config.run_dir / METRICS_FILE
+        kept = [line for line in _lines(path) if line["step"] <= step]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        partial.replace(path)
+        self._file = path.open("a")
+        self._wandb = _start_wandb(config, described, say)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs `metrics` at outer step `step`; what is not finite becomes null."""
+        finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+        self._file.write(json.dumps({"step": step, **finite}) + "\n")
+        self._file.flush()
+        if self._wandb is not None:
+            self._wandb.log(dict(metrics), step=step)
+
+    def close(self) -> None:
+        """Flushes everything."""
+        self._file.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the whole lines of a metrics file; one cut off by a kill is left out."""
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+def _start_wandb(
+    config: MetaTrainConfig, described: Mapping[str, Any], say: Callable[[str], None]
+):
+    if config.wandb == "off":
+        return None
+    import wandb  # half a second, so not for those who do without it
+
+    mode: Any = config.wandb
+    if mode == "auto":
+        # Asking for a key would stop a job that nobody watches.
+        mode = os.environ.get("WANDB_MODE") or (
+            "online" if wandb.api.api_key else "offline"
+        )
+    options: dict[str, Any] = {
+        "project": config.wandb_project,
+        "name": config.run_dir.name,
+        "dir": config.run_dir,
+        "id": _wandb_id(config.run_dir),
+        "resume": "allow",
+        "config": dict(described),
+        "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
+    }
+    try:
+        return wandb.init(mode=mode, **options)
+    except wandb.Error as error:
+        say(f"wandb cannot be reached ({error}); logging offline.")
+        return wandb.init(mode="offline", **options)
+
+
+def _wandb_id(run_dir: Path) -> str:
+    """Returns the id that a resumed run goes on under."""
+    path = run_dir / "wandb_id"
+    if not path.exists():
+        path.write_text(os.urandom(4).hex())
+    return path.read_text()

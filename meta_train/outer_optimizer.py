@@ -1,0 +1,46 @@
+"""The optimizer of theta: an optax chain with the paper's defaults."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import optax
+
+
+@dataclass(frozen=True)
+class OuterAdam:
+    """Adam on gradients clipped coordinate by coordinate."""
+
+    learning_rate: float = 1e-3
+    """Peak learning rate of theta."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Whether and how the learning rate falls from its peak to zero at the end."""
+    num_warmup_steps: int = 0
+    """Outer updates over which the learning rate rises from zero to its peak."""
+    clip: float = 3.0
+    """Largest gradient coordinate, 3 as in the PES paper; biased where it bites."""
+    b1: float = 0.9
+    """Decay of the first moment."""
+    b2: float = 0.999
+    """Decay of the second moment."""
+
+    def __post_init__(self):
+        if not self.learning_rate > 0 or not self.clip > 0:
+            raise ValueError(
+                "`learning_rate` and `clip` must be positive; got "
+                f"learning_rate={self.learning_rate}, clip={self.clip}. "
+                "Try learning_rate=0.001, clip=3."
+            )
+
+    def as_optax(self, num_outer_steps: int) -> optax.GradientTransformation:
+        """Returns the optimizer for a run of `num_outer_steps` updates."""
+        num_decay_steps = max(num_outer_steps - self.num_warmup_steps, 1)
+        decay = {
+            "constant": optax.constant_schedule(self.learning_rate),
+            "linear": optax.linear_schedule(self.learning_rate, 0.0, num_decay_steps),
+            "cosine": optax.cosine_decay_schedule(self.learning_rate, num_decay_steps),
+        }[self.schedule]
+        warmup = optax.linear_schedule(0.0, self.learning_rate, self.num_warmup_steps)
+        learning_rate = optax.join_schedules([warmup, decay], [self.num_warmup_steps])
+        return optax.chain(
+            optax.clip(self.clip), optax.adam(learning_rate, b1=self.b1, b2=self.b2)
+        )

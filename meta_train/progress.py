@@ -1,0 +1,76 @@
+"""Progress: a live bar with an ETA on a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class ProgressReport:
+    """Shows how far a job is; text said in between goes above the bar."""
+
+    def __init__(self, title: str, total: int, done: int = 0):
+        """Starts at `done` of `total`."""
+        self.console = Console()
+        self._title, self._total, self._first = title, total, done
+        self._start = time.monotonic()
+        self._next_line = self._start + _SECONDS_BETWEEN_LINES
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("ETA"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task(title, total=total, completed=done, note="")
+
+    def __enter__(self) -> "ProgressReport":
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def say(self, text: str) -> None:
+        """Prints `text` on lines of its own."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Says what is being done where nothing can be counted yet."""
+        self._bar.update(self._task, note=text)
+        if not self.console.is_terminal:
+            self.say(text)
+
+    def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
+        """Moves on to `done`, with the latest `values` beside the bar."""
+        note = "  ".join(f"{k} {v:.4g}" for k, v in (values or {}).items())
+        self._bar.update(self._task, completed=done, note=note)
+        now = time.monotonic()
+        if self.console.is_terminal or (now < self._next_line and done < self._total):
+            return
+        self._next_line = now + _SECONDS_BETWEEN_LINES
+        rate = (done - self._first) / (now - self._start)
+        left = (self._total - done) / rate if rate > 0 else float("inf")
+        self.say(f"{self._title} {done}/{self._total}  {note}  ETA {left:.0f} s")

@@ -1,0 +1,208 @@
+"""A meta-training run from the host's side: resume, call the jit, log, save, export."""
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+import jax
+import jax.numpy as jnp
+
+import lopt
+from lopt.describe import to_dict
+from lopt.errors import UserError
+from meta_train import sharding
+from meta_train.checkpoint import Checkpoints
+from meta_train.config import MetaTrainConfig, read_config, write_config
+from meta_train.inner_training import InnerTraining
+from meta_train.metrics import MetricsLog
+from meta_train.progress import ProgressReport
+from meta_train.trainer import OuterState, Trainer
+from tasks.base import Data
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+_CHECKPOINTS = "checkpoints"
+
+
+class StopRequest:
+    """Turns Ctrl-C and SIGTERM into a request; a second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        """Starts with no request."""
+        self.name: str | None = None
+        self._previous = {}
+
+    def __enter__(self) -> "StopRequest":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.name is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
+def meta_train(config: MetaTrainConfig) -> bool:
+    """Runs or resumes `config` until its last outer step, or until it is told to stop.
+
+    Returns:
+        Whether the run is complete.
+    """
+    trainer = make_trainer(config)
+    sharding.check(trainer.estimator.population_size)
+    write_config(config)
+    with (
+        StopRequest() as stop,
+        ProgressReport(config.run_dir.name, config.num_outer_steps) as progress,
+    ):
+        data = trainer.load()
+        state = trainer.init(data, config.seed)
+        checkpoints = Checkpoints(config.run_dir / _CHECKPOINTS, progress.say)
+        if checkpoints.latest is not None:
+            state = checkpoints.restore(state)
+            progress.say(f"Resumed from the checkpoint at step {checkpoints.latest}.")
+        log = MetricsLog(config, to_dict(config), int(state.step), progress.say)
+        try:
+            state = _loop(
+                config, trainer, data, state, checkpoints, log, progress, stop
+            )
+            checkpoints.save(state)
+        finally:
+            checkpoints.close()
+            log.close()
+        step = int(state.step)
+        if step < config.num_outer_steps:
+            progress.say(
+                f"Stopped by {stop.name} and saved at step {step} of "
+                f"{config.num_outer_steps}; the same command resumes."
+            )
+            return False
+        if exportable(config):
+            path = export(config, state, config.run_dir / OPTIMIZER_FILE)
+            progress.say(f"Exported to {path}.")
+    return True
+
+
+def _loop(
+    config: MetaTrainConfig,
+    trainer: Trainer,
+    data: tuple[Data, ...],
+    state: OuterState,
+    checkpoints: Checkpoints,
+    log: MetricsLog,
+    progress: ProgressReport,
+    stop: StopRequest,
+) -> OuterState:
+    """Takes outer updates a few at a time, logging and saving in between."""
+    step = int(state.step)
+    intervals = (
+        config.log_every_steps,
+        config.evaluate_every_steps,
+        config.checkpoint_every_steps,
+    )
+    saved_at = time.monotonic()
+    meta_loss: dict[str, float] = {}
+    progress.note("compiling")
+    while step < config.num_outer_steps and stop.name is None:
+        # Multiples of the intervals, wherever the run was resumed.
+        nexts = [step + n - step % n for n in intervals if n]
+        until = min(*nexts, config.num_outer_steps)
+        start = time.monotonic()
+        state, device_metrics = trainer.run(
+            data, state, jnp.asarray(until - step, jnp.int32)
+        )
+        metrics = {k: float(v) for k, v in jax.device_get(device_metrics).items()}
+        seconds = time.monotonic() - start
+        inner_steps = trainer.estimator.num_inner_steps * len(trainer.systems)
+        metrics["inner_steps_per_second"] = (until - step) * inner_steps / seconds
+        step = until
+        if config.evaluate_every_steps and step % config.evaluate_every_steps == 0:
+            meta_loss = _meta_loss(config, trainer, data, state)
+            metrics |= meta_loss
+        log.write(step, metrics)
+        progress.update(step, {"loss": metrics["loss"], **meta_loss})
+        by_steps = config.checkpoint_every_steps
+        by_minutes = config.checkpoint_every_minutes
+        due = by_minutes and time.monotonic() - saved_at > 60 * by_minutes
+        if due or (by_steps and step % by_steps == 0):
+            checkpoints.save(state)
+            saved_at = time.monotonic()
+    return state
+
+
+def _meta_loss(
+    config: MetaTrainConfig,
+    trainer: Trainer,
+    data: tuple[Data, ...],
+    state: OuterState,
+) -> dict[str, float]:
+    """Returns the mean loss of fresh unperturbed inner runs, the same each time."""
+    key = jax.random.fold_in(state.key, 2**32 - 2)
+    losses = trainer.meta_loss(
+        data, state.theta, config.horizon, config.num_evaluation_runs, key
+    ).tolist()
+    parts = {f"meta_loss/{i}": x for i, x in enumerate(losses)}
+    whole = {"meta_loss": sum(losses) / len(losses)}
+    return whole | parts if len(losses) > 1 else whole
+
+
+def make_trainer(config: MetaTrainConfig) -> Trainer:
+    """Returns the part of `config` that computes."""
+    return Trainer(
+        systems=config.systems,
+        estimator=config.estimator,
+        outer_optimizer=config.outer_optimizer,
+        num_outer_steps=config.num_outer_steps,
+    )
+
+
+def exportable(config: MetaTrainConfig) -> bool:
+    """Whether theta belongs to a learned optimizer."""
+    return any(isinstance(system, InnerTraining) for system in config.systems)
+
+
+def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
+    """Writes the trained optimizer to `path`."""
+    inner = [s for s in config.systems if isinstance(s, InnerTraining)]
+    truncation = config.estimator.truncation
+    card = {
+        "tasks": [to_dict(system.task) for system in inner],
+        "horizons": [truncation.min_horizon or truncation.horizon, truncation.horizon],
+        "estimator": to_dict(config.estimator),
+        "num_outer_steps": int(state.step),
+        "seed": config.seed,
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lopt.save(path, inner[0].optimizer, state.theta, card)
+    except OSError as error:
+        raise UserError(
+            f"{path} must be writable; it is not ({error.strerror}). Try another --out."
+        ) from error
+    return path
+
+
+def export_run(run_dir: Path, path: Path) -> Path:
+    """Exports the latest checkpoint of the run in `run_dir`."""
+    config = read_config(run_dir)
+    if not exportable(config):
+        raise UserError(
+            f"{run_dir} trained {type(config.systems[0]).__name__}, which is not a "
+            "learned optimizer: there is nothing to export."
+        )
+    trainer = make_trainer(config)
+    checkpoints = Checkpoints(run_dir / _CHECKPOINTS, print)
+    try:
+        if checkpoints.latest is None:
+            raise UserError(
+                f"{run_dir} has no checkpoint yet. Run `lopt meta-train` on it first."
+            )
+        state = checkpoints.restore(trainer.init(trainer.load(), config.seed))
+    finally:
+        checkpoints.close()
+    return export(config, state, path)

@@ -1,0 +1,1 @@
+"""WHAT is trained: inner problems and unrolled systems."""

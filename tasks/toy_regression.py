@@ -1,0 +1,33 @@
+"""The PES paper's toy 2D regression (Vicol et al., 2021, arXiv:2112.13835)."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+from typing_extensions import override
+
+from tasks.base import Data, Loss, Task
+
+
+@dataclass(frozen=True)
+class ToyRegression(Task):
+    """Two parameters, one global minimum, many local ones on the way to it."""
+
+    @override
+    def load(self) -> Data:
+        return ()
+
+    @override
+    def init_params(self, key: PRNGKeyArray) -> Float[Array, "2"]:
+        return jnp.ones(2, jnp.float32)
+
+    @override
+    def sample_batch(self, data: Data, key: PRNGKeyArray) -> None:
+        return None
+
+    @override
+    def loss(self, params: Float[Array, "2"], batch: None) -> Loss:
+        x, y = params
+        bowl = jnp.sqrt(x**2 + 5) - jnp.sqrt(5.0)
+        ripples = jnp.sin(y) ** 2 * jnp.exp(-5 * x**2)
+        return bowl + ripples + 0.25 * jnp.abs(y - 100)

@@ -56,6 +56,8 @@ def evaluate(arguments: Sequence[str]) -> int:
         if not path.exists():
             export_run(options.source, path)
     out = options.out or path.parent / "evaluation"
+    card = lopt.read_card(path)
+    optimizer, theta = lopt.load_theta(path)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -63,8 +65,6 @@ def evaluate(arguments: Sequence[str]) -> int:
             f"`--out` must be a directory that can be written; {out} is not "
             f"({error.strerror}). Try another."
         ) from error
-    card = lopt.read_card(path)
-    optimizer, theta = lopt.load_theta(path)
     cases = with_training_cases(SUITES[options.suite], card)
     with ProgressReport("evaluating", len(cases)) as progress:
         progress.note(cases[0].name)

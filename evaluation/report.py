@@ -122,7 +122,7 @@ def _draw(results: Sequence[Result], path: Path) -> None:
         ):
             smooth = _smooth(curves)
             steps = np.arange(1, smooth.shape[1] + 1)
-            low, high = np.nanquantile(smooth, [0.1, 0.9], axis=0)
+            low, high = np.quantile(smooth, [0.1, 0.9], axis=0)
             axis.plot(steps, smooth.mean(axis=0), style, label=label)
             axis.fill_between(steps, low, high, alpha=0.2)
         axis.set(
@@ -139,8 +139,8 @@ def _draw(results: Sequence[Result], path: Path) -> None:
 
 
 def _smooth(curves: np.ndarray, decay: float = 0.8) -> np.ndarray:
-    """Returns the exponential moving average along the steps."""
-    smooth = curves.copy()
+    """Returns the exponential moving average along the steps; a gap once diverged."""
+    smooth = np.where(np.isfinite(curves), curves, np.nan).astype(np.float64)
     for t in range(1, curves.shape[1]):
-        smooth[:, t] = decay * smooth[:, t - 1] + (1 - decay) * curves[:, t]
+        smooth[:, t] = decay * smooth[:, t - 1] + (1 - decay) * smooth[:, t]
     return smooth

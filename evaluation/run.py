@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Key
 
 from evaluation.baselines import LEARNING_RATES, Adam
 from evaluation.statistics import (
@@ -51,7 +51,7 @@ def loss_curves(
     data: Data,
     thetas: Theta,
     num_steps: int,
-    keys: PRNGKeyArray,
+    keys: Key[Array, " seeds"],
 ) -> Float[Array, "thetas seeds steps"]:
     """Trains `system` from every key at every theta, and returns the losses."""
 

@@ -97,7 +97,7 @@ def read_card(path: str | Path) -> dict[str, Any]:
     return {**header, "num_parameters": num_parameters, **card}
 
 
-def _named_leaves(theta: Theta) -> list[tuple[str, Any]]:
+def _named_leaves(theta: Any) -> list[tuple[str, Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(theta)
     name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
     return [(name(path) or "theta", leaf) for path, leaf in paths]

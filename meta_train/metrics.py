@@ -64,14 +64,14 @@ def _start_wandb(
 ):
     if config.wandb == "off":
         return None
+    os.environ.setdefault("WANDB_SILENT", "true")
     import wandb  # half a second, so not for those who do without it
 
     mode: Any = config.wandb
     if mode == "auto":
         # Asking for a key would stop a job that nobody watches.
-        mode = os.environ.get("WANDB_MODE") or (
-            "online" if wandb.api.api_key else "offline"
-        )
+        has_key = wandb.login(prompt=False, verify=False)
+        mode = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")
     options: dict[str, Any] = {
         "project": config.wandb_project,
         "name": config.run_dir.name,

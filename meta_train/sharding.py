@@ -43,14 +43,17 @@ def place(state: "OuterState") -> "OuterState":
 def shardings(state: "OuterState") -> "OuterState":
     """Returns where each array of `state` lives."""
     everywhere = NamedSharding(mesh(), PartitionSpec())
-    split = NamedSharding(mesh(), PartitionSpec(AXIS))
     on = lambda tree, sharding: jax.tree.map(lambda _: sharding, tree)
-    return on(state, everywhere).replace(populations=on(state.populations, split))
+    return on(state, everywhere).replace(populations=on(state.populations, _split()))
 
 
 def constrain(populations: Tree) -> Tree:
     """Keeps `populations` spread over the devices inside a jit."""
-    if jax.device_count() == 1:
-        return populations
-    split = NamedSharding(mesh(), PartitionSpec(AXIS))
-    return jax.lax.with_sharding_constraint(populations, split)
+    return jax.lax.with_sharding_constraint(populations, _split())
+
+
+def _split() -> NamedSharding:
+    # One device has nothing to split, and jax would name the layout otherwise on the
+    # way out than on the way in, and compile twice.
+    axes = (AXIS,) if jax.device_count() > 1 else ()
+    return NamedSharding(mesh(), PartitionSpec(*axes))

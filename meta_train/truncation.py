@@ -41,10 +41,6 @@ class Episode(struct.PyTreeNode):
         return self.replace(age=stop(self.age), end=stop(self.end))
 
 
-# Axes for vmap: the partners of a pair have a state each and share one clock.
-PARTNERS = Episode(state=0, age=None, end=None)  # pyright: ignore[reportArgumentType]
-
-
 @dataclass(frozen=True)
 class Truncation:
     """Cuts episodes into windows; each window gives one outer update."""
@@ -160,3 +156,26 @@ class Truncation:
         state, losses = unroll(system, data, theta, state, self.length, key_unroll)
         episode = Episode(state=state, age=episode.age + self.length, end=end)
         return episode.restart_if(episode.age >= end), losses
+
+    def advance_partners(
+        self,
+        system: UnrolledSystem,
+        data: Data,
+        thetas: Theta,
+        episode: Episode,
+        key: PRNGKeyArray,
+    ) -> tuple[Episode, Float[Array, "partners length"]]:
+        """Advances partners, which have a theta and a state each and share one clock.
+
+        One key: they see the same data, so their difference is theta's alone.
+        """
+
+        def advance(theta, state):
+            own = episode.replace(state=state)
+            own, losses = self.advance(system, data, theta, own, key)
+            return own.state, losses, (own.age, own.end)
+
+        states, losses, (age, end) = jax.vmap(advance, out_axes=(0, 0, None))(
+            thetas, episode.state
+        )
+        return Episode(state=states, age=age, end=end), losses

@@ -16,7 +16,7 @@ from meta_train.estimators.population import (
     pair_sample,
     update_population,
 )
-from meta_train.truncation import PARTNERS, Episode, Truncation
+from meta_train.truncation import Episode, Truncation
 from tasks.base import Data, Theta, UnrolledSystem
 
 
@@ -82,14 +82,9 @@ class PES(GradientEstimator):
                 state.accumulator,
                 noise,
             )
-            # One key: partners see the same data, so their difference is theta's.
-            episode, losses = jax.vmap(
-                lambda theta, episode: self.truncation.advance(
-                    system, data, theta, episode, key_window
-                ),
-                in_axes=(0, PARTNERS),
-                out_axes=(PARTNERS, 0),
-            )(thetas, state.episode)
+            episode, losses = self.truncation.advance_partners(
+                system, data, thetas, state.episode, key_window
+            )
             sample, diverged = pair_sample(
                 losses, accumulator, self.std, self.truncation.length
             )

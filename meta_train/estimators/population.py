@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
 
 from meta_train import sharding
 from meta_train.estimators.base import Estimate
@@ -107,7 +107,7 @@ def cap_losses(
 
 
 def pair_sample(
-    losses: Float[Array, "2 length"], noise: Theta, std: float, mean_length: float
+    losses: Float[Array, "2 length"], noise: Theta, std: float, mean_length: int | float
 ) -> tuple[Sample, Bool[Array, ""]]:
     """Weights `noise` by how much the positive partner lost to the negative one.
 
@@ -124,7 +124,7 @@ def pair_sample(
     return Sample(grad=grad, loss=loss, diverged=diverged, accumulator=noise), diverged
 
 
-def _member_keys(key: PRNGKeyArray, num: int) -> PRNGKeyArray:
+def _member_keys(key: PRNGKeyArray, num: int) -> Key[Array, " num"]:
     # Folding in the index, not splitting: member i has its key whatever `num` is.
     members = sharding.constrain(jnp.arange(num))
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(members)

@@ -1,0 +1,159 @@
+"""What every estimator promises, and what their shared population does."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lopt.schedules import ScheduledSGD
+from meta_train.estimators import ESTIMATORS, PES, FullES, TruncatedES
+from meta_train.estimators.population import (
+    Sample,
+    antithetic_pair,
+    average,
+    cap_losses,
+    pair_sample,
+)
+from meta_train.inner_training import InnerTraining
+from meta_train.truncation import Truncation
+from tasks.influence_balancing import InfluenceBalancing
+from tasks.quadratic import RandomQuadratic
+
+SYSTEM = InnerTraining(RandomQuadratic(dim=4), ScheduledSGD())
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_it_updates_purely_and_compiles_once(name, key):
+    estimator = ESTIMATORS[name](Truncation(length=5, horizon=20))
+    data, theta = SYSTEM.load(), SYSTEM.init_theta(key)
+    state = estimator.init(SYSTEM, data, theta, key)
+    for leaf in jax.tree.leaves(state):
+        assert leaf.shape[0] == estimator.population_size
+
+    @jax.jit
+    @chex.assert_max_traces(1)
+    def update(theta, state, key):
+        return estimator.update(SYSTEM, data, theta, state, key)
+
+    for i in range(6):
+        estimate, following = update(theta, state, jax.random.fold_in(key, i))
+        again, _ = update(theta, state, jax.random.fold_in(key, i))
+        chex.assert_trees_all_equal(estimate, again)
+        chex.assert_trees_all_equal_shapes_and_dtypes(estimate.grad, theta)
+        chex.assert_trees_all_equal_shapes_and_dtypes(following, state)
+        chex.assert_tree_all_finite(estimate)
+        state = following
+    assert estimator.num_inner_steps >= estimator.population_size * 5
+
+
+@pytest.mark.parametrize("kind", [PES, TruncatedES, FullES])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_pairs": 0}, r"`num_pairs` must be at least 1; .* Try num_pairs=16\."),
+        ({"std": -0.1}, r"`std` must be positive, .* got std=-0\.1"),
+        ({"std": 0.0}, "`std` must be positive"),
+    ],
+)
+def test_a_population_that_makes_no_sense_is_refused(kind, fields, message):
+    with pytest.raises(ValueError, match=message):
+        kind(Truncation(length=5, horizon=20), **fields)
+
+
+def test_noise_has_the_standard_deviation_that_was_asked_for(key):
+    theta = {"a": jnp.ones(5_000), "b": jnp.zeros(5_000)}
+    noise, (pair) = antithetic_pair(theta, 0.3, key)
+    flat = np.concatenate([noise["a"], noise["b"]])
+    assert abs(flat.std() - 0.3) < 4 * 0.3 / np.sqrt(2 * flat.size)
+    assert abs(np.corrcoef(noise["a"], noise["b"])[0, 1]) < 4 / np.sqrt(5_000)
+    chex.assert_trees_all_close(pair["a"].sum(0), jnp.full(5_000, 2.0), rtol=1e-6)
+    chex.assert_trees_all_equal(pair["b"][0], noise["b"])
+
+
+def test_losses_that_are_not_finite_are_capped_at_the_worst_finite_one():
+    losses = jnp.asarray([[1.0, jnp.nan, jnp.inf], [2.0, 5.0, 1.0]])
+    capped, diverged = cap_losses(losses)
+    np.testing.assert_array_equal(capped, [[1.0, 5.0, 5.0], [2.0, 5.0, 1.0]])
+    assert diverged
+    capped, diverged = cap_losses(jnp.full((2, 3), jnp.nan))
+    np.testing.assert_array_equal(capped, np.zeros((2, 3)))
+    assert diverged
+    assert not cap_losses(jnp.ones((2, 3)))[1]
+
+
+def test_a_partner_that_diverges_pushes_theta_away():
+    losses = jnp.asarray([[1.0, jnp.inf], [1.0, 0.5]])
+    sample, _ = pair_sample(losses, jnp.asarray([0.1]), std=0.1, mean_length=2)
+    assert sample.grad[0] > 0  # against the gradient is towards the other partner
+
+
+def test_the_average_lets_nothing_through_that_is_not_finite():
+    samples = Sample(
+        grad={"a": jnp.asarray([1.0, jnp.inf, 3.0]), "b": jnp.asarray([1.0, 1.0, 4.0])},
+        loss=jnp.ones(3),
+        diverged=jnp.asarray([False, True, False]),
+    )
+    estimate = average(samples)
+    np.testing.assert_allclose(estimate.grad["a"], 4 / 3, rtol=1e-6)
+    np.testing.assert_allclose(estimate.grad["b"], 5 / 3, rtol=1e-6)
+    assert estimate.diagnostics["num_nonfinite"] == 1
+
+
+def test_signal_to_noise_is_the_squared_mean_over_its_variance():
+    grads = np.array([[1.0, 2.0], [2.0, 0.5], [4.0, 1.0], [0.0, 1.5]], np.float32)
+    samples = Sample(
+        grad=jnp.asarray(grads), loss=jnp.ones(4), diverged=jnp.zeros(4, bool)
+    )
+    expected = (grads.mean(0) ** 2).sum() / (grads.var(0, ddof=1).sum() / 4)
+    snr = average(samples).diagnostics["signal_to_noise"]
+    np.testing.assert_allclose(snr, expected, rtol=1e-5)
+
+
+class _Exploding(InfluenceBalancing):
+    """Diverges at once when theta is large."""
+
+    def step(self, theta, state, x):
+        state, loss = InfluenceBalancing.step(self, theta, state, x)
+        return state, jnp.where(theta > 0.5, jnp.nan, loss)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_diverged_member_is_restarted_and_counted(name, key):
+    estimator = ESTIMATORS[name](Truncation(length=5, horizon=20))
+    theta = jnp.asarray(0.6)
+    state = estimator.init(_Exploding(), (), theta, key)
+    estimate, state = estimator.update(_Exploding(), (), theta, state, key)
+    assert estimate.diagnostics["num_nonfinite"] > 0
+    assert jnp.isfinite(estimate.grad)
+    if name in ("PES", "TruncatedES", "TruncatedBackprop"):
+        ages = getattr(state, "episode", state).age
+        assert (ages == 0).sum() >= estimate.diagnostics["num_nonfinite"]
+
+
+def test_pes_with_one_window_is_full_es_with_the_same_noise(key):
+    truncation = Truncation(length=20, horizon=20)
+    data, theta = SYSTEM.load(), SYSTEM.init_theta(key)
+    estimates = []
+    for kind in (PES, FullES):
+        estimator = kind(truncation, num_pairs=8, std=0.1)
+        state = estimator.init(SYSTEM, data, theta, key)
+        estimates.append(estimator.update(SYSTEM, data, theta, state, key)[0].grad)
+    chex.assert_trees_all_close(*estimates, rtol=1e-5)
+
+
+def test_the_accumulator_is_the_noise_since_the_episode_began(key):
+    pes = PES(Truncation(length=5, horizon=15, staggered=False), num_pairs=4, std=0.1)
+    data, theta = SYSTEM.load(), SYSTEM.init_theta(key)
+    state = pes.init(SYSTEM, data, theta, key)
+    accumulators = []
+    for i in range(5):
+        update_key = jax.random.fold_in(key, i)
+        _, state = pes.update(SYSTEM, data, theta, state, update_key)
+        accumulators.append(state.accumulator)
+    first_of_next = accumulators[3]
+    key_pair = jax.random.fold_in(jax.random.fold_in(key, 3), 0)
+    noise, _ = antithetic_pair(theta, 0.1, jax.random.split(key_pair)[0])
+    np.testing.assert_allclose(first_of_next[0], noise, rtol=1e-6)
+    steps = np.diff(np.stack(accumulators[:3]), axis=0)
+    assert (np.abs(steps) > 0).all()

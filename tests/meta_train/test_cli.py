@@ -1,0 +1,70 @@
+"""A user's mistakes: one clear sentence, exit code 2, no traceback, nothing lost."""
+
+import json
+
+import pytest
+
+QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=off")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["meta-train", "digits-mpl"], ["Did you mean 'digits-mlp'?"]),
+        (["meta-train", "zzz"], ["Try one of digits-mlp, quadratic-schedule"]),
+        ([*QUICK, "--num-outer-step=5"], ["--num-outer-steps"]),
+        (
+            [*QUICK, "--estimator.truncation.length=7"],
+            ["`horizon` must be a multiple of `length`", "Try horizon=98."],
+        ),
+        (
+            [*QUICK, "--estimator.num-pairs=0"],
+            ["`num_pairs` must be at least 1; got num_pairs=0."],
+        ),
+        ([*QUICK, "--estimator.num-pairs=2.5"], ["num-pairs"]),
+        ([*QUICK, "--estimator.std=-1"], ["`std` must be positive", "got std=-1.0"]),
+        ([*QUICK, "--run-dir=/proc/nowhere"], ["run directory must be writable"]),
+        (["export", "nowhere", "--out=x"], ["nowhere", "must be the run directory"]),
+        (["evaluate", "nowhere"], ["nowhere must be a file written by `lopt export`"]),
+        (["evaluate", "nowhere", "--suite=quik"], ["Did you mean 'quick'?"]),
+        (["tasks", "digits"], ["takes no arguments"]),
+    ],
+)
+def test_mistakes(arguments, messages, lopt_command, tmp_path):
+    result = lopt_command(*arguments)
+    assert result.returncode == 2, result
+    for message in messages:
+        assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_tasks_lists_everything(lopt_command):
+    result = lopt_command("tasks")
+    assert result.returncode == 0
+    for name in ("digits-mlp", "influence-balancing", "PerParameterMLP", "PES"):
+        assert name in result.stdout
+
+
+def test_an_offline_wandb_run_asks_for_nothing(lopt_command, tmp_path):
+    arguments = [*QUICK[:-1], "--run-dir=run"]
+    result = lopt_command(*arguments, WANDB_API_KEY="", HOME=str(tmp_path / "home"))
+    assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+
+
+def test_a_system_without_an_optimizer_trains_but_has_nothing_to_export(
+    lopt_command, tmp_path
+):
+    trained = lopt_command(
+        "meta-train",
+        "influence-balancing",
+        "--num-outer-steps=5",
+        "--wandb=off",
+        "--run-dir=run",
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert json.loads((tmp_path / "run" / "metrics.jsonl").read_text())["step"] == 5
+    refused = lopt_command("export", "run", "--out=x.safetensors")
+    assert refused.returncode == 2
+    assert "there is nothing to export" in refused.stderr

@@ -1,0 +1,190 @@
+"""Whole runs as a user starts, kills, damages and resumes them."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import lopt
+from tests.conftest import command_environment
+
+RUN = [
+    "meta-train",
+    "quadratic-schedule",
+    "--num-outer-steps=3000",
+    "--checkpoint-every-steps=500",
+    "--estimator.num-pairs=64",
+    "--log-every-steps=100",
+    "--wandb=off",
+]
+
+
+def theta_bytes(run_dir):
+    _, theta = lopt.load_theta(run_dir / "optimizer.safetensors")
+    return np.asarray(theta).tobytes()
+
+
+def metric_lines(run_dir):
+    text = (run_dir / "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def sealed_steps(run_dir):
+    manifests = (run_dir / "checkpoints").glob("*/sha256.json")
+    return sorted(int(m.parent.name) for m in manifests if m.parent.name.isdigit())
+
+
+def start_and_signal(tmp_path, run_dir, number, at_step):
+    """Starts the run, signals it once it has a checkpoint, and waits for its end."""
+    # Enough work that the signal finds it busy.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lopt", *RUN, "--run-dir", str(run_dir)],
+        cwd=tmp_path,
+        env=command_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not any(step >= at_step for step in sealed_steps(run_dir)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("whole")
+    subprocess.run(
+        [sys.executable, "-m", "lopt", *RUN, "--run-dir", str(directory / "run")],
+        cwd=directory,
+        env=command_environment(),
+        check=True,
+    )
+    return directory / "run"
+
+
+def test_a_run_directory_holds_what_the_readme_says(whole_run):
+    names = {path.name for path in whole_run.iterdir()}
+    assert names == {
+        "config.json",
+        "metrics.jsonl",
+        "checkpoints",
+        "optimizer.safetensors",
+    }
+    lines = metric_lines(whole_run)
+    assert [line["step"] for line in lines] == sorted(
+        {*range(100, 3001, 100), *range(250, 3001, 250)}
+    )
+    assert {
+        "loss",
+        "grad_norm",
+        "accumulator_norm",
+        "signal_to_noise",
+        "num_nonfinite",
+        "inner_steps_per_second",
+    } <= set(lines[0])
+    assert "meta_loss" in next(line for line in lines if line["step"] == 250)
+    card = lopt.read_card(whole_run / "optimizer.safetensors")
+    assert card["num_outer_steps"] == 3000
+    assert card["horizons"] == [100, 100]
+
+
+def test_a_killed_run_resumes_to_bitwise_the_same_theta(
+    whole_run, tmp_path, lopt_command
+):
+    run_dir = tmp_path / "run"
+    code, _ = start_and_signal(tmp_path, run_dir, signal.SIGKILL, at_step=1000)
+    assert code == -signal.SIGKILL
+    assert not (run_dir / "optimizer.safetensors").exists()
+    resumed = lopt_command(*RUN, "--run-dir", run_dir)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Resumed from the checkpoint at step" in resumed.stdout
+    assert theta_bytes(run_dir) == theta_bytes(whole_run)
+    keep = lambda lines: [(x["step"], x["loss"], x["grad_norm"]) for x in lines]
+    assert keep(metric_lines(run_dir)) == keep(metric_lines(whole_run))
+
+
+def test_sigterm_saves_and_exits_cleanly(whole_run, tmp_path, lopt_command):
+    run_dir = tmp_path / "run"
+    code, output = start_and_signal(tmp_path, run_dir, signal.SIGTERM, at_step=500)
+    assert code == 0, output
+    assert "Stopped by SIGTERM and saved at step" in output
+    stopped_at = metric_lines(run_dir)[-1]["step"]
+    assert sealed_steps(run_dir)[-1] == stopped_at < 3000
+    assert lopt_command(*RUN, "--run-dir", run_dir).returncode == 0
+    assert theta_bytes(run_dir) == theta_bytes(whole_run)
+
+
+def test_a_flipped_byte_falls_back_to_the_checkpoint_before(
+    whole_run, tmp_path, lopt_command
+):
+    run_dir = tmp_path / "run"
+    subprocess.run(["cp", "-r", whole_run, run_dir], check=True)
+    newest = run_dir / "checkpoints" / str(sealed_steps(run_dir)[-1])
+    victim = max(newest.rglob("*"), key=lambda p: p.is_file() and p.stat().st_size)
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 1
+    victim.write_bytes(content)
+    resumed = lopt_command(*RUN, "--run-dir", run_dir)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "Checkpoint 3000 is damaged" in resumed.stdout
+    assert "Resumed from the checkpoint at step 2500" in resumed.stdout
+    assert (run_dir / "checkpoints" / "3000.damaged").exists()
+    assert theta_bytes(run_dir) == theta_bytes(whole_run)
+
+
+def test_another_configuration_is_refused_and_its_fields_are_listed(
+    whole_run, lopt_command
+):
+    before = {p: p.stat().st_mtime_ns for p in whole_run.rglob("*")}
+    refused = lopt_command(
+        *RUN, "--run-dir", whole_run, "--seed=7", "--estimator.std=0.2"
+    )
+    assert refused.returncode == 2
+    assert "holds a run of another configuration" in refused.stderr
+    assert "seed: 0 -> 7" in refused.stderr
+    assert "estimator.std: 0.1 -> 0.2" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert {p: p.stat().st_mtime_ns for p in whole_run.rglob("*")} == before
+
+
+def test_how_a_run_is_watched_may_change(whole_run, lopt_command):
+    again = lopt_command(*RUN, "--run-dir", whole_run, "--checkpoint-every-minutes=1")
+    assert again.returncode == 0, again.stderr
+
+
+def test_export_writes_the_latest_checkpoint(whole_run, tmp_path, lopt_command):
+    out = tmp_path / "deep" / "mine.safetensors"
+    exported = lopt_command("export", whole_run, "--out", out)
+    assert exported.returncode == 0, exported.stderr
+    assert out.read_bytes() == (whole_run / "optimizer.safetensors").read_bytes()
+
+
+def test_one_device_and_four_agree(whole_run, tmp_path, lopt_command):
+    run_dir = tmp_path / "four"
+    four = lopt_command(*RUN, "--run-dir", run_dir, JAX_NUM_CPU_DEVICES="4")
+    assert four.returncode == 0, four.stderr
+    one = metric_lines(whole_run)[0]
+    other = metric_lines(run_dir)[0]
+    for name in ("loss", "grad_norm", "accumulator_norm"):
+        np.testing.assert_allclose(one[name], other[name], rtol=1e-5)
+
+
+def test_a_population_that_the_devices_do_not_divide_is_refused(tmp_path, lopt_command):
+    refused = lopt_command(
+        *RUN,
+        "--run-dir",
+        tmp_path / "run",
+        "--estimator.num-pairs=6",
+        JAX_NUM_CPU_DEVICES="4",
+    )
+    assert refused.returncode == 2
+    assert "multiple of the 4 devices" in refused.stderr
+    assert "Try 8." in refused.stderr

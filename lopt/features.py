@@ -12,6 +12,6 @@ def time_features(step: Int[Array, ""]) -> Float[Array, " time"]:
     return jnp.tanh(step.astype(jnp.float32) / jnp.asarray(TIME_SCALES) - 1.0)
 
 
-def rms_scales(features: Float[Array, "f n"]) -> Float[Array, " f"]:
-    """Returns the factor that brings each feature of a tensor to unit RMS."""
-    return 1.0 / jnp.sqrt(1e-5 + jnp.mean(features**2, axis=1))
+def rms_scale(feature: Float[Array, " n"]) -> Float[Array, ""]:
+    """Returns the factor that brings a feature of a tensor to unit RMS."""
+    return 1.0 / jnp.sqrt(1e-5 + jnp.mean(feature**2))

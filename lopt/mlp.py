@@ -1,5 +1,6 @@
 """A per-parameter MLP (Metz et al., 2019, arXiv:1810.10180; the PES paper's)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -11,9 +12,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from typing_extensions import override
 
 from lopt.base import LearnedOptimizer, NumSteps, Theta
-from lopt.features import MOMENTUM_DECAYS, TIME_SCALES, rms_scales, time_features
+from lopt.features import MOMENTUM_DECAYS, TIME_SCALES, rms_scale, time_features
 
 _MAGNITUDE_SCALE = 1e-3
+_WRITTEN_OUT = 128
 
 
 class MLPState(NamedTuple):
@@ -25,7 +27,7 @@ class MLPState(NamedTuple):
 
 
 class _Network(nn.Module):
-    """Dense layers on columns: one column a parameter, one row a feature."""
+    """Dense layers on rows: one row a feature, one column a parameter."""
 
     widths: tuple[int, ...]
     num_features: int
@@ -33,18 +35,21 @@ class _Network(nn.Module):
     @override
     @nn.compact
     def __call__(
-        self, features: Float[Array, "f n"], time: Float[Array, " time"]
-    ) -> Float[Array, "2 n"]:
+        self, features: Sequence[Float[Array, " n"]], time: Float[Array, " time"]
+    ) -> Sequence[Float[Array, " n"]]:
         kernel, bias = self._layer(0, self.num_features + time.size, self.widths[0])
         # The scales and the time features are the same for the whole tensor, so they
         # go into the weights: no normalised copy of the features is ever made.
-        weights = kernel[: self.num_features] * rms_scales(features)[:, None]
-        hidden = weights.T @ features
-        hidden += (time @ kernel[self.num_features :] + bias)[:, None]
+        scales = jnp.stack([rms_scale(row) for row in features])
+        rows = _dense(
+            features,
+            kernel[: self.num_features] * scales[:, None],
+            bias + time @ kernel[self.num_features :],
+        )
         for i, width in enumerate((*self.widths[1:], 2), start=1):
             kernel, bias = self._layer(i, self.widths[i - 1], width)
-            hidden = kernel.T @ nn.relu(hidden) + bias[:, None]
-        return hidden
+            rows = _dense([nn.relu(row) for row in rows], kernel, bias)
+        return rows
 
     def _layer(self, i: int, num_inputs: int, width: int) -> tuple[Array, Array]:
         init = nn.initializers.lecun_normal()
@@ -95,7 +100,7 @@ class PerParameterMLP(LearnedOptimizer):
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        features = jnp.zeros((self.num_features, 1), jnp.float32)
+        features = [jnp.zeros(1, jnp.float32)] * self.num_features
         time = jnp.zeros(len(TIME_SCALES), jnp.float32)
         return self._network.init(key, features, time)
 
@@ -136,11 +141,12 @@ class PerParameterMLP(LearnedOptimizer):
             num_momenta = len(momenta)
 
             def step(grad, param, *moments):
-                features = _stack(
+                features = _features(
                     grad, param, moments[:num_momenta], moments[num_momenta:]
                 )
-                output = cast(Array, self._network.apply(theta, features, time))
-                direction, log_magnitude = output
+                direction, log_magnitude = cast(
+                    Sequence[Array], self._network.apply(theta, features, time)
+                )
                 size = self.step_scale * jnp.exp(_MAGNITUDE_SCALE * log_magnitude)
                 return (-size * direction).reshape(grad.shape).astype(grad.dtype)
 
@@ -159,10 +165,26 @@ def _update_moment(grads, moment, decay: float, order: int):
     )
 
 
-def _stack(grad, param, momenta, second_moments) -> Float[Array, "f n"]:
-    """Returns the features of one tensor, feature-major, not yet normalised."""
+def _features(grad, param, momenta, second_moments) -> list[Float[Array, " n"]]:
+    """Returns what is known of each parameter of a tensor, not yet normalised."""
     rows = [grad.astype(jnp.float32), param.astype(jnp.float32), *momenta]
     for v in second_moments:
         inverse_root = 1.0 / jnp.sqrt(v + 1e-6)
         rows += [m * inverse_root for m in momenta] + [inverse_root]
-    return jnp.stack([row.reshape(-1) for row in rows])
+    return [row.reshape(-1) for row in rows]
+
+
+def _dense(
+    rows: Sequence[Float[Array, " n"]],
+    kernel: Float[Array, "inputs outputs"],
+    bias: Float[Array, " outputs"],
+) -> Sequence[Float[Array, " n"]]:
+    """Returns the rows of ``kernel.T @ rows + bias``."""
+    if kernel.size <= _WRITTEN_OUT:
+        # Term by term the compiler fuses layers and features into one loop over the
+        # parameters: 2.4 times less CPU time for 8 units than with matrix products.
+        return [
+            sum((w * row for w, row in zip(weights, rows, strict=True)), start=b)
+            for weights, b in zip(kernel.T, bias, strict=True)
+        ]
+    return list(kernel.T @ jnp.stack(rows) + bias[:, None])

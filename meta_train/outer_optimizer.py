@@ -35,12 +35,14 @@ class OuterAdam:
         """Returns the optimizer for a run of `num_outer_steps` updates."""
         num_decay_steps = max(num_outer_steps - self.num_warmup_steps, 1)
         decay = {
-            "constant": optax.constant_schedule(self.learning_rate),
+            "constant": lambda step: self.learning_rate,
             "linear": optax.linear_schedule(self.learning_rate, 0.0, num_decay_steps),
             "cosine": optax.cosine_decay_schedule(self.learning_rate, num_decay_steps),
         }[self.schedule]
-        warmup = optax.linear_schedule(0.0, self.learning_rate, self.num_warmup_steps)
-        learning_rate = optax.join_schedules([warmup, decay], [self.num_warmup_steps])
+        learning_rate = decay
+        if self.num_warmup_steps:
+            rise = optax.linear_schedule(0.0, self.learning_rate, self.num_warmup_steps)
+            learning_rate = optax.join_schedules([rise, decay], [self.num_warmup_steps])
         return optax.chain(
             optax.clip(self.clip), optax.adam(learning_rate, b1=self.b1, b2=self.b2)
         )

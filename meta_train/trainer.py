@@ -24,7 +24,7 @@ class OuterState(struct.PyTreeNode):
         opt_state: The outer optimizer's state.
         populations: The estimator's state for each system.
         step: Outer updates taken.
-        key: The run's key; folding `step` into it gives the update's randomness.
+        key: The run's key; folding the step into it gives the update's randomness.
     """
 
     theta: Theta
@@ -79,21 +79,25 @@ class Trainer:
         def body(_, carry):
             state, totals = carry
             state, metrics = self._update(data, state)
-            return state, jax.tree.map(jnp.add, totals, metrics)
+            return state, totals + jnp.stack([metrics[name] for name in names])
 
-        _, shapes = jax.eval_shape(self._update, data, state)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        state, totals = jax.lax.fori_loop(0, num_steps, body, (state, zeros))
-        return state, jax.tree.map(lambda x: x / num_steps, totals)
+        names = sorted(jax.eval_shape(self._update, data, state)[1])
+        totals = jnp.zeros(len(names), jnp.float32)
+        state, totals = jax.lax.fori_loop(0, num_steps, body, (state, totals))
+        return state, dict(zip(names, totals / num_steps, strict=True))
 
     def _update(
         self, data: tuple[Data, ...], state: OuterState
     ) -> tuple[OuterState, dict[str, Float[Array, ""]]]:
-        key = jax.random.fold_in(state.key, state.step)
+        first = state.step * len(self.systems)
         estimates, populations = zip(
             *[
                 self.estimator.update(
-                    system, d, state.theta, population, jax.random.fold_in(key, i)
+                    system,
+                    d,
+                    state.theta,
+                    population,
+                    jax.random.fold_in(state.key, first + i),
                 )
                 for i, (system, d, population) in enumerate(
                     zip(self.systems, data, state.populations, strict=True)

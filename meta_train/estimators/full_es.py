@@ -9,8 +9,9 @@ from typing_extensions import override
 
 from meta_train.estimators.base import Estimate, GradientEstimator
 from meta_train.estimators.population import (
-    antithetic_pair,
+    antithetic,
     check_population,
+    draw_noise,
     pair_sample,
     update_population,
 )
@@ -61,11 +62,11 @@ class FullES(GradientEstimator):
         key: PRNGKeyArray,
     ) -> tuple[Estimate, tuple[()]]:
         longest = self.truncation.horizon
+        key_noise, key_episodes = jax.random.split(key)
+        noise = draw_noise(theta, self.num_pairs, self.std, key_noise)
 
-        def update_pair(state, key):
-            key_noise, key_episode = jax.random.split(key)
-            key_horizon, key_init, key_unroll = jax.random.split(key_episode, 3)
-            noise, thetas = antithetic_pair(theta, self.std, key_noise)
+        def update_pair(noise, key):
+            key_horizon, key_init, key_unroll = jax.random.split(key, 3)
             horizon = self.truncation.draw_horizon(key_horizon)
 
             def episode(theta):
@@ -75,8 +76,9 @@ class FullES(GradientEstimator):
             # Steps past a shorter horizon are not part of the episode. Dividing by
             # the mean horizon weights every step alike, not every episode.
             within = jnp.arange(longest) < horizon
-            losses = jnp.where(within[None, :], jax.vmap(episode)(thetas), 0.0)
+            pair = antithetic(theta, noise)
+            losses = jnp.where(within[None, :], jax.vmap(episode)(pair), 0.0)
             mean_horizon = self.truncation.mean_horizon()
-            return pair_sample(losses, noise, self.std, mean_horizon)[0], state
+            return pair_sample(losses, noise, self.std, mean_horizon)[0], ()
 
-        return update_population(update_pair, state, self.num_pairs, key)
+        return update_population(update_pair, self.num_pairs, key_episodes, noise)

@@ -10,8 +10,9 @@ from typing_extensions import override
 
 from meta_train.estimators.base import Estimate, GradientEstimator
 from meta_train.estimators.population import (
-    antithetic_pair,
+    antithetic,
     check_population,
+    draw_noise,
     init_population,
     pair_sample,
     update_population,
@@ -74,16 +75,17 @@ class PES(GradientEstimator):
         state: PESState,
         key: PRNGKeyArray,
     ) -> tuple[Estimate, PESState]:
-        def update_pair(state, key):
-            key_noise, key_window = jax.random.split(key)
-            noise, thetas = antithetic_pair(theta, self.std, key_noise)
+        key_noise, key_windows = jax.random.split(key)
+        noise = draw_noise(theta, self.num_pairs, self.std, key_noise)
+
+        def update_pair(state, noise, key):
             accumulator = jax.tree.map(
                 lambda a, n: jnp.where(state.episode.is_new, n, a + n),
                 state.accumulator,
                 noise,
             )
             episode, losses = self.truncation.advance_partners(
-                system, data, thetas, state.episode, key_window
+                system, data, antithetic(theta, noise), state.episode, key
             )
             sample, diverged = pair_sample(
                 losses, accumulator, self.std, self.truncation.length
@@ -91,4 +93,4 @@ class PES(GradientEstimator):
             episode = episode.restart_if(diverged)
             return sample, PESState(episode=episode, accumulator=accumulator)
 
-        return update_population(update_pair, state, self.num_pairs, key)
+        return update_population(update_pair, self.num_pairs, key_windows, state, noise)

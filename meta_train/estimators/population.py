@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
@@ -49,47 +50,74 @@ def init_population(init: Callable, num: int, key: PRNGKeyArray, *args: Array) -
 
 
 def update_population(
-    update: Callable[[State, PRNGKeyArray], tuple[Sample, State]],
-    state: State,
+    update: Callable[..., tuple[Sample, State]],
     num: int,
     key: PRNGKeyArray,
+    *args: State,
 ) -> tuple[Estimate, State]:
-    """Updates every member of the population and averages what they say."""
-    samples, state = jax.vmap(update)(state, _member_keys(key, num))
+    """Calls ``update(*args[i], key_i)`` on the population and averages the samples."""
+    samples, state = jax.vmap(update)(*args, _member_keys(key, num))
     return average(samples), state
 
 
 def average(samples: Sample) -> Estimate:
     """Averages over the leading axis; nothing that is not finite gets through."""
     num = samples.loss.shape[0]
-    grads = jax.vmap(_zero_unless_finite)(samples.grad)
-    grad = jax.tree.map(lambda g: g.mean(axis=0), grads)
+    squared_norms = _squared_norms(samples.grad, num)
+    finite = jnp.isfinite(squared_norms)
+    grad = jax.tree.map(
+        lambda g: jnp.where(_like(finite, g), g, 0.0).mean(axis=0), samples.grad
+    )
+    # One reduction for all the scalars: on small problems each costs as much as one.
+    loss, second_moment, share_diverged, accumulator = jnp.stack(
+        [
+            samples.loss,
+            jnp.where(finite, squared_norms, 0.0),
+            samples.diverged.astype(jnp.float32),
+            _squared_norms(samples.accumulator, num),
+        ]
+    ).mean(axis=1)
     squared_norm = optax.tree.norm(grad, squared=True)
-    second_moment = optax.tree.norm(grads, squared=True) / num
     variance = jnp.maximum(second_moment - squared_norm, 0.0) / max(num - 1, 1)
     diagnostics = {
         "grad_norm": jnp.sqrt(squared_norm),
         # |mean|^2 over the variance of the mean: about 1 when all is noise.
         "signal_to_noise": jnp.where(variance > 0, squared_norm / variance, 0.0),
-        "num_nonfinite": samples.diverged.sum().astype(jnp.float32),
-        "accumulator_norm": optax.tree.norm(samples.accumulator) / jnp.sqrt(1.0 * num),
+        "num_nonfinite": num * share_diverged,
+        "accumulator_norm": jnp.sqrt(accumulator),
     }
-    return Estimate(grad=grad, loss=samples.loss.mean(), diagnostics=diagnostics)
+    return Estimate(grad=grad, loss=loss, diagnostics=diagnostics)
 
 
-def antithetic_pair(theta: Theta, std: float, key: PRNGKeyArray) -> tuple[Theta, Theta]:
-    """Returns the noise, and ``theta + noise`` stacked on ``theta - noise``."""
+def _squared_norms(tree: Theta, num: int) -> Float[Array, " num"]:
+    leaves = [jnp.square(x).reshape(num, -1).sum(axis=1) for x in jax.tree.leaves(tree)]
+    return sum(leaves, start=jnp.zeros(num))
+
+
+def _like(mask: Bool[Array, " num"], x: Array) -> Bool[Array, "num ..."]:
+    """Returns `mask` with axes of length one, so that it selects rows of `x`."""
+    return mask.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def draw_noise(theta: Theta, num: int, std: float, key: PRNGKeyArray) -> Theta:
+    """Draws a perturbation of `theta` for each member of the population.
+
+    All at once, which is several times faster than by a key each; a member's noise
+    still depends on its index alone, not on how many there are.
+    """
     leaves, treedef = jax.tree.flatten(theta)
-    keys = jax.random.split(key, len(leaves))
-    noise = jax.tree.unflatten(
-        treedef,
-        [
-            std * jax.random.normal(k, x.shape, x.dtype)
-            for k, x in zip(keys, leaves, strict=True)
-        ],
-    )
-    stack = lambda t, n: jnp.stack([t + n, t - n])
-    return noise, jax.tree.map(stack, theta, noise)
+    ends = np.cumsum([x.size for x in leaves])
+    flat = sharding.constrain(std * jax.random.normal(key, (num, int(ends[-1]))))
+    noise = [
+        part.reshape(num, *x.shape).astype(x.dtype)
+        for part, x in zip(jnp.split(flat, ends[:-1], axis=1), leaves, strict=True)
+    ]
+    return jax.tree.unflatten(treedef, noise)
+
+
+def antithetic(theta: Theta, noise: Theta) -> Theta:
+    """Returns ``theta + noise`` stacked on ``theta - noise``."""
+    return jax.tree.map(lambda t, n: jnp.stack([t + n, t - n]), theta, noise)
 
 
 def cap_losses(
@@ -128,8 +156,3 @@ def _member_keys(key: PRNGKeyArray, num: int) -> Key[Array, " num"]:
     # Folding in the index, not splitting: member i has its key whatever `num` is.
     members = sharding.constrain(jnp.arange(num))
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(members)
-
-
-def _zero_unless_finite(grad: Theta) -> Theta:
-    finite = jnp.stack([jnp.isfinite(g).all() for g in jax.tree.leaves(grad)]).all()
-    return jax.tree.map(lambda g: jnp.where(finite, g, 0.0), grad)

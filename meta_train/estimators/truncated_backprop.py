@@ -71,4 +71,4 @@ class TruncatedBackprop(GradientEstimator):
             sample = Sample(grad=grad, loss=loss, diverged=diverged)
             return sample, following.restart_if(diverged)
 
-        return update_population(update_episode, state, self.num_episodes, key)
+        return update_population(update_episode, self.num_episodes, key, state)

@@ -8,8 +8,9 @@ from typing_extensions import override
 
 from meta_train.estimators.base import Estimate, GradientEstimator
 from meta_train.estimators.population import (
-    antithetic_pair,
+    antithetic,
     check_population,
+    draw_noise,
     init_population,
     pair_sample,
     update_population,
@@ -63,18 +64,19 @@ class TruncatedES(GradientEstimator):
         state: Episode,
         key: PRNGKeyArray,
     ) -> tuple[Estimate, Episode]:
-        def update_pair(episode, key):
-            key_noise, key_window = jax.random.split(key)
-            noise, thetas = antithetic_pair(theta, self.std, key_noise)
+        key_noise, key_windows = jax.random.split(key)
+        noise = draw_noise(theta, self.num_pairs, self.std, key_noise)
 
+        def update_pair(episode, noise, key):
             def advance(theta):
-                return self.truncation.advance(system, data, theta, episode, key_window)
+                return self.truncation.advance(system, data, theta, episode, key)
 
-            losses = jax.vmap(lambda theta: advance(theta)[1])(thetas)
+            pair = antithetic(theta, noise)
+            losses = jax.vmap(lambda theta: advance(theta)[1])(pair)
             sample, diverged = pair_sample(
                 losses, noise, self.std, self.truncation.length
             )
             following, _ = advance(theta)
             return sample, following.restart_if(diverged)
 
-        return update_population(update_pair, state, self.num_pairs, key)
+        return update_population(update_pair, self.num_pairs, key_windows, state, noise)

@@ -76,10 +76,9 @@ def test_the_state_is_donated():
 def test_systems_together_average_their_gradients(key):
     both = make_trainer(QUADRATIC, TOY)
     state = both.init(data := both.load(), 0)
-    update_key = jax.random.fold_in(state.key, 0)
     grads = [
         both.estimator.update(
-            system, d, state.theta, population, jax.random.fold_in(update_key, i)
+            system, d, state.theta, population, jax.random.fold_in(state.key, i)
         )[0].grad
         for i, (system, d, population) in enumerate(
             zip(both.systems, data, state.populations, strict=True)

@@ -10,9 +10,10 @@ from lopt.schedules import ScheduledSGD
 from meta_train.estimators import ESTIMATORS, PES, FullES, TruncatedES
 from meta_train.estimators.population import (
     Sample,
-    antithetic_pair,
+    antithetic,
     average,
     cap_losses,
+    draw_noise,
     pair_sample,
 )
 from meta_train.inner_training import InnerTraining
@@ -62,13 +63,22 @@ def test_a_population_that_makes_no_sense_is_refused(kind, fields, message):
 
 
 def test_noise_has_the_standard_deviation_that_was_asked_for(key):
-    theta = {"a": jnp.ones(5_000), "b": jnp.zeros(5_000)}
-    noise, (pair) = antithetic_pair(theta, 0.3, key)
-    flat = np.concatenate([noise["a"], noise["b"]])
+    theta = {"a": jnp.ones(50), "b": jnp.zeros(50)}
+    noise = draw_noise(theta, 100, 0.3, key)
+    flat = np.concatenate([noise["a"], noise["b"]]).ravel()
     assert abs(flat.std() - 0.3) < 4 * 0.3 / np.sqrt(2 * flat.size)
-    assert abs(np.corrcoef(noise["a"], noise["b"])[0, 1]) < 4 / np.sqrt(5_000)
-    chex.assert_trees_all_close(pair["a"].sum(0), jnp.full(5_000, 2.0), rtol=1e-6)
-    chex.assert_trees_all_equal(pair["b"][0], noise["b"])
+    a, b = noise["a"].ravel(), noise["b"].ravel()
+    assert abs(np.corrcoef(a, b)[0, 1]) < 4 / np.sqrt(a.size)
+
+
+def test_a_members_noise_does_not_depend_on_how_many_there_are(key):
+    few, many = (draw_noise([jnp.ones(7), jnp.ones(())], n, 0.3, key) for n in (3, 8))
+    chex.assert_trees_all_equal(few, [x[:3] for x in many])
+
+
+def test_partners_are_theta_plus_and_minus_the_noise():
+    pair = antithetic(jnp.asarray([1.0, 2.0]), jnp.asarray([0.5, -0.25]))
+    np.testing.assert_array_equal(pair, [[1.5, 1.75], [0.5, 2.25]])
 
 
 def test_losses_that_are_not_finite_are_capped_at_the_worst_finite_one():
@@ -152,8 +162,8 @@ def test_the_accumulator_is_the_noise_since_the_episode_began(key):
         _, state = pes.update(SYSTEM, data, theta, state, update_key)
         accumulators.append(state.accumulator)
     first_of_next = accumulators[3]
-    key_pair = jax.random.fold_in(jax.random.fold_in(key, 3), 0)
-    noise, _ = antithetic_pair(theta, 0.1, jax.random.split(key_pair)[0])
-    np.testing.assert_allclose(first_of_next[0], noise, rtol=1e-6)
+    key_noise, _ = jax.random.split(jax.random.fold_in(key, 3))
+    noise = draw_noise(theta, 4, 0.1, key_noise)
+    np.testing.assert_allclose(first_of_next, noise, rtol=1e-6)
     steps = np.diff(np.stack(accumulators[:3]), axis=0)
     assert (np.abs(steps) > 0).all()

@@ -66,15 +66,13 @@ def evaluate(arguments: Sequence[str]) -> int:
             f"({error.strerror}). Try another."
         ) from error
     cases = with_training_cases(SUITES[options.suite], card)
+    results = []
     with ProgressReport("evaluating", len(cases)) as progress:
-        progress.note(cases[0].name)
-        results = []
+        progress.note("compiling")
 
         def on_result(result):
             results.append(result)
-            progress.update(len(results))
-            if len(results) < len(cases):
-                progress.note(cases[len(results)].name)
+            progress.update(len(results), {"ratio": result.mean.ratio.value})
 
         run(
             optimizer,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from evaluation.baselines import LEARNING_RATES
@@ -19,27 +20,25 @@ SCHEMA = 1
 def table(results: Sequence[Result], num_seeds: int) -> Table:
     """Returns the results as a table; ratios below 1 favour the learned optimizer."""
     table = Table(
+        box=box.SIMPLE_HEAD,
         title=f"Learned optimizer against tuned Adam, {num_seeds} unseen seeds",
         caption=(
             "Training loss with 95 % intervals. Ratio: learned over Adam, below 1 is "
-            f"better. Adam has the best of {len(LEARNING_RATES)} learning rates, "
-            "chosen for each column on these very seeds."
+            f"better, with its interval. Adam has the best of {len(LEARNING_RATES)} "
+            "learning rates, chosen for each column on these very seeds."
         ),
     )
-    for name in ("task", "steps", "why"):
-        table.add_column(name, overflow="fold")
+    table.add_column("task")
     for metric in ("mean", "final"):
-        table.add_column(f"{metric} loss\nlearned", justify="right")
-        table.add_column("Adam", justify="right")
-        table.add_column("ratio", justify="right")
+        table.add_column(f"{metric} loss\nlearned", justify="right", no_wrap=True)
+        table.add_column("\nAdam", justify="right", no_wrap=True)
+        table.add_column("\nratio", justify="right", no_wrap=True)
     for result in results:
-        name = result.case.name
+        about = f"{result.case.num_steps} steps, {result.case.reason}"
         if result.num_diverged:
-            name += f" ({result.num_diverged} diverged)"
+            about += f", {result.num_diverged} diverged"
         table.add_row(
-            name,
-            str(result.case.num_steps),
-            result.case.reason,
+            f"{result.case.name}\n[dim]{about}[/dim]",
             *_cells(result.mean),
             *_cells(result.final),
         )
@@ -47,15 +46,18 @@ def table(results: Sequence[Result], num_seeds: int) -> Table:
 
 
 def _cells(score: Score) -> list[str]:
-    ratio = f"{score.ratio.value:.2f}\n[{score.ratio.low:.2f}, {score.ratio.high:.2f}]"
-    if score.ratio.high < 1:
-        ratio = f"[bold]{ratio}[/bold]"
+    low, high = score.ratio.low, score.ratio.high
+    ratio = f"{score.ratio.value:.2f}\n{low:.2f}..{high:.2f}"
+    # The winner is told by the whole interval, not by the value.
+    if high < 1:
+        ratio = f"[bold green]{ratio}[/bold green]"
+    elif low > 1:
+        ratio = f"[red]{ratio}[/red]"
     return [_text(score.learned), _text(score.adam), ratio]
 
 
 def _text(interval: Interval) -> str:
-    half = (interval.high - interval.low) / 2
-    return f"{interval.value:.3g}\n± {half:.1g}"
+    return f"{interval.value:.3g}\n±{(interval.high - interval.low) / 2:.1g}"
 
 
 def write(

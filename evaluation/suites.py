@@ -30,9 +30,8 @@ SUITES: dict[str, tuple[Case, ...]] = {
         _case("digits-mlp-wide", 200, "wider"),
         _case("digits-mlp-deep", 200, "deeper"),
         _case("digits-mlp-tanh", 200, "activation"),
-        _case("wine-mlp", 200, "dataset"),
         _case("breast-cancer-mlp", 200, "dataset"),
-        _case("digits-mlp", 600, "longer"),
+        _case("digits-mlp", 500, "longer"),
     ),
 }
 

@@ -183,8 +183,10 @@ def _dense(
     if kernel.size <= _WRITTEN_OUT:
         # Term by term the compiler fuses layers and features into one loop over the
         # parameters: 2.4 times less CPU time for 8 units than with matrix products.
-        return [
-            sum((w * row for w, row in zip(weights, rows, strict=True)), start=b)
-            for weights, b in zip(kernel.T, bias, strict=True)
-        ]
+        def unit(weights, total):
+            for weight, row in zip(weights, rows, strict=True):
+                total = total + weight * row
+            return total
+
+        return [unit(w, b) for w, b in zip(kernel.T, bias, strict=True)]
     return list(kernel.T @ jnp.stack(rows) + bias[:, None])

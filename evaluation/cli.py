@@ -44,6 +44,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     from evaluation.suites import SUITES, with_training_cases
     from meta_train.progress import ProgressReport
     from meta_train.run import OPTIMIZER_FILE, export_run
+    from meta_train.run_directory import check_writable
 
     if options.suite not in SUITES:
         raise UserError(
@@ -51,20 +52,14 @@ def evaluate(arguments: Sequence[str]) -> int:
             + did_you_mean(options.suite, SUITES)
         )
     path = options.source
-    if path.is_dir():
-        path = path / OPTIMIZER_FILE
-        if not path.exists():
-            export_run(options.source, path)
     out = options.out or path.parent / "evaluation"
+    if path.is_dir():
+        out = options.out or path / "evaluation"
+        check_writable(out, flag="--out")
+        path = export_run(path, out / OPTIMIZER_FILE)
     card = lopt.read_card(path)
     optimizer, theta = lopt.load_theta(path)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"`--out` must be a directory that can be written; {out} is not "
-            f"({error.strerror}). Try another."
-        ) from error
+    check_writable(out, flag="--out")
     cases = with_training_cases(SUITES[options.suite], card)
     results = []
     with ProgressReport("evaluating", len(cases)) as progress:
@@ -83,7 +78,7 @@ def evaluate(arguments: Sequence[str]) -> int:
             on_result=on_result,
         )
     about = {"card": card, "num_seeds": options.num_seeds, "seed": options.seed}
-    report.write(out, results, about)
     progress.console.print(report.table(results, options.num_seeds))
+    report.write(out, results, about)
     progress.say(f"Figure and numbers: {out / 'curves.png'}, {out / 'results.json'}")
     return 0

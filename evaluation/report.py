@@ -21,6 +21,7 @@ def table(results: Sequence[Result], num_seeds: int) -> Table:
     """Returns the results as a table; ratios below 1 favour the learned optimizer."""
     table = Table(
         box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         title=f"Learned optimizer against tuned Adam, {num_seeds} unseen seeds",
         caption=(
             "Training loss with 95 % intervals. Ratio: learned over Adam, below 1 is "
@@ -28,7 +29,7 @@ def table(results: Sequence[Result], num_seeds: int) -> Table:
             "learning rates, chosen for each column on these very seeds."
         ),
     )
-    table.add_column("task")
+    table.add_column("task", overflow="fold", min_width=16)
     for metric in ("mean", "final"):
         table.add_column(f"{metric} loss\nlearned", justify="right", no_wrap=True)
         table.add_column("\nAdam", justify="right", no_wrap=True)

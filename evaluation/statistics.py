@@ -48,7 +48,7 @@ def ratio_interval(
 ) -> Interval:
     """Returns the ratio of means with a bootstrap interval over paired seeds."""
     value = float(np.mean(ours) / np.mean(theirs))
-    if not np.isfinite(value):
+    if len(ours) < 2 or not np.isfinite(value):
         return Interval(value, float("nan"), float("nan"))
     rows = np.random.default_rng(0).integers(
         len(ours), size=(_NUM_RESAMPLES, len(ours))

@@ -33,6 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"lopt {name}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _tune_cpu_compiler() -> None:

@@ -48,8 +48,9 @@ def save(
             for name in ("lopt", "jax", "flax", "optax")
         },
     }
-    text = json.dumps(header)
-    metadata = {_HEADER: text, "sha256": _checksum(text, tensors)}
+    header["sha256"] = _checksum(header, tensors)
+    # One entry: safetensors writes several in any order, and the file is reproducible.
+    metadata = {_HEADER: json.dumps(header)}
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(safetensors.numpy.save(tensors, metadata))
@@ -65,6 +66,8 @@ def load(
         path: A file written by `save`, by `lopt meta-train` or by `lopt export`.
         num_steps: How many updates the run will take.
     """
+    if isinstance(num_steps, int) and num_steps < 1:
+        raise UserError(f"`num_steps` must be at least 1; got {num_steps}. Try 1000.")
     optimizer, theta = load_theta(path)
     return optimizer.as_optax(theta, num_steps)
 
@@ -103,8 +106,8 @@ def _named_leaves(theta: Any) -> list[tuple[str, Any]]:
     return [(name(path) or "theta", leaf) for path, leaf in paths]
 
 
-def _checksum(text: str, tensors: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256(text.encode())
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
@@ -120,27 +123,39 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         )
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
+            header = _read_header(path, file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError) as error:
         raise UserError(
             f"{path} must be a whole safetensors file; it cannot be read ({error}). "
             "It may be truncated: copy or export it again."
         ) from error
+    if header.pop("sha256", None) != _checksum(header, tensors):
+        raise UserError(
+            f"{path} is damaged: its content does not match its checksum. "
+            "Copy or export it again."
+        )
+    return header, tensors
+
+
+def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the header of a file that this version can read."""
     if _HEADER not in metadata:
         raise UserError(
             f"{path} is a safetensors file but not an optimizer of lopt: its header "
             "has no `lopt` entry. Try a file written by `lopt export`."
         )
-    if metadata.get("sha256") != _checksum(metadata[_HEADER], tensors):
+    try:
+        header = json.loads(metadata[_HEADER])
+        version = int(header["format"])
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{path} is damaged: its content does not match its checksum. "
-            "Copy or export it again."
-        )
-    header = json.loads(metadata[_HEADER])
-    if header["format"] > FORMAT:
+            f"{path} is damaged: its header cannot be read. Copy or export it again."
+        ) from error
+    # Before the checksum: a newer format may compute it otherwise.
+    if version > FORMAT:
         raise UserError(
-            f"{path} has format {header['format']}; this version of lopt reads up to "
+            f"{path} has format {version}; this version of lopt reads up to "
             f"{FORMAT}. Try `pip install --upgrade lopt`."
         )
-    return header, tensors
+    return header

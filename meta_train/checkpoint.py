@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -23,14 +24,29 @@ class Checkpoints:
     after Orbax has committed it. Older ones are kept in case the newest is damaged.
     """
 
-    def __init__(self, directory: Path, say: Callable[[str], None]):
-        """Opens `directory`; damaged checkpoints are moved aside and told to `say`."""
+    def __init__(
+        self, directory: Path, say: Callable[[str], None], *, read_only: bool = False
+    ):
+        """Opens `directory`.
+
+        Args:
+            directory: Where the checkpoints are, or will be.
+            say: Is told about damaged checkpoints.
+            read_only: Whether another process may be writing; otherwise damaged
+                checkpoints are moved aside.
+        """
         self._directory = directory.absolute()
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self.latest = self._last_good_step(say)
+        if not read_only:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        self.latest = self._last_good_step(say, read_only)
         self._manager = ocp.CheckpointManager(
             self._directory,
-            options=ocp.CheckpointManagerOptions(max_to_keep=_NUM_KEPT, create=False),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=None if read_only else _NUM_KEPT,
+                cleanup_tmp_directories=not read_only,
+                read_only=read_only,
+                create=False,
+            ),
         )
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
@@ -56,15 +72,17 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Waits until all that was saved is on disk."""
-        if self._sealing is not None:
-            self._sealing.result()
-            self._sealing = None
+        sealing, self._sealing = self._sealing, None
+        if sealing is not None:
+            sealing.result()
 
     def close(self) -> None:
         """Waits, and frees what the checkpoints hold."""
-        self.wait()
-        self._worker.shutdown()
-        self._manager.close()
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+            self._manager.close()
 
     def _seal(self, step: int) -> None:
         self._manager.wait_until_finished()
@@ -73,21 +91,25 @@ class Checkpoints:
         partial.write_text(json.dumps(_hashes(path), indent=1))
         partial.replace(path / _MANIFEST)
 
-    def _last_good_step(self, say: Callable[[str], None]) -> int | None:
-        steps = [int(p.name) for p in self._directory.iterdir() if p.name.isdigit()]
-        for step in sorted(steps, reverse=True):
+    def _last_good_step(
+        self, say: Callable[[str], None], read_only: bool
+    ) -> int | None:
+        steps = sorted(
+            (int(p.name) for p in self._directory.glob("*") if p.name.isdigit()),
+            reverse=True,
+        )
+        for step in steps:
             path = self._directory / str(step)
             fault = _fault(path)
             if fault is None:
                 return step
-            aside = self._directory / f"{step}.damaged"
-            while aside.exists():
-                aside = aside.with_name(f"{aside.name}+")
-            path.rename(aside)
-            say(
-                f"Checkpoint {step} {fault}: moved to {aside.name}; "
-                "trying the one before."
-            )
+            say(f"Checkpoint {step} {fault}; trying the one before.")
+            if not read_only:
+                aside = path.with_name(f"{step}.damaged")
+                shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+                path.rename(aside)
+        if steps:
+            say("No checkpoint is whole: there is nothing to go on from.")
         return None
 
 

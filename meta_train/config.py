@@ -30,8 +30,11 @@ class MetaTrainConfig:
     """One meta-training run."""
 
     systems: tuple[UnrolledSystem, ...]
+    """What theta is trained on; the gradients of several are averaged."""
     estimator: GradientEstimator
-    outer_optimizer: OuterAdam = OuterAdam()  # noqa: RUF009  it is frozen
+    """How the gradient of theta is estimated."""
+    outer_optimizer: OuterAdam = OuterAdam()
+    """What theta is updated by."""
     num_outer_steps: int = 1_000
     """Outer updates to take."""
     seed: int = 0
@@ -54,11 +57,18 @@ class MetaTrainConfig:
     """Project that the run is shown under in Weights & Biases."""
 
     def __post_init__(self):
-        optimizers = {s.optimizer for s in self.systems if isinstance(s, InnerTraining)}
-        if not self.systems or len(optimizers) > 1:
+        owners = {
+            system.optimizer if isinstance(system, InnerTraining) else system
+            for system in self.systems
+        }
+        if len(owners) != 1:
             raise ValueError(
                 "`systems` must be one or more that share one learned optimizer, since "
-                f"they share theta; got {len(optimizers)} different ones."
+                f"they share theta; got {len(owners)} different owners of theta."
+            )
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(
+                f"`seed` must lie between 0 and 2**32 - 1; got {self.seed}. Try 0."
             )
         for name, least in {
             "num_outer_steps": 1,
@@ -100,32 +110,21 @@ _TYPES: dict[str, type] = {
 
 
 def write_config(config: MetaTrainConfig) -> None:
-    """Writes `config` into its run directory, which is made if need be.
-
-    Raises:
-        UserError: If the directory cannot be written, or holds another run.
-    """
+    """Writes `config` into its run directory, unless that holds another run."""
     path = config.run_dir / CONFIG_FILE
     new = to_dict(config)
-    try:
-        config.run_dir.mkdir(parents=True, exist_ok=True)
-        if _has_begun(config.run_dir):
-            changed = differences(_essence(_read(path)), _essence(new))
-            if changed:
-                raise UserError(
-                    f"{config.run_dir} holds a run of another configuration "
-                    "(run -> asked for):\n  "
-                    + "\n  ".join(changed)
-                    + "\nTry another --run-dir, or the flags of that run to resume it."
-                )
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(new, indent=2) + "\n")
-        partial.replace(path)
-    except OSError as error:
-        raise UserError(
-            f"the run directory must be writable; {config.run_dir} is not "
-            f"({error.strerror}). Try another --run-dir."
-        ) from error
+    if _has_begun(config.run_dir):
+        changed = differences(_essence(_read(path)), _essence(new))
+        if changed:
+            raise UserError(
+                f"{config.run_dir} holds a run of another configuration "
+                "(run -> asked for):\n  "
+                + "\n  ".join(changed)
+                + "\nTry another --run-dir, or the flags of that run to resume it."
+            )
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(new, indent=2) + "\n")
+    partial.replace(path)
 
 
 def read_config(run_dir: Path) -> MetaTrainConfig:
@@ -137,11 +136,9 @@ def read_config(run_dir: Path) -> MetaTrainConfig:
 
 def _has_begun(run_dir: Path) -> bool:
     """Whether there is anything in `run_dir` that another run could spoil."""
-    return any(
-        path.is_dir() or path.stat().st_size
-        for path in run_dir.iterdir()
-        if path.name in ("metrics.jsonl", "checkpoints")
-    )
+    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    has_metrics = metrics.exists() and metrics.stat().st_size > 0
+    return has_metrics or (checkpoints.exists() and any(checkpoints.iterdir()))
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -172,8 +169,8 @@ PRESETS: dict[str, tuple[str, MetaTrainConfig]] = {
                     PerParameterMLP(width=8, second_moment_decays=(0.999,)),
                 ),
             ),
-            estimator=PES(Truncation(length=10, horizon=200), num_pairs=16, std=0.03),
-            outer_optimizer=OuterAdam(learning_rate=1e-2),
+            estimator=PES(Truncation(length=10, horizon=200), num_pairs=32, std=0.03),
+            outer_optimizer=OuterAdam(learning_rate=2e-2, schedule="cosine"),
             num_outer_steps=2_500,
             run_dir=Path("runs/digits-mlp"),
         ),

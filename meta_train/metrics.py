@@ -67,11 +67,6 @@ def _start_wandb(
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb  # half a second, so not for those who do without it
 
-    mode: Any = config.wandb
-    if mode == "auto":
-        # Asking for a key would stop a job that nobody watches.
-        has_key = wandb.login(prompt=False, verify=False)
-        mode = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")
     options: dict[str, Any] = {
         "project": config.wandb_project,
         "name": config.run_dir.name,
@@ -81,10 +76,15 @@ def _start_wandb(
         "config": dict(described),
         "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
     }
+    mode: Any = config.wandb
     try:
+        if mode == "auto":
+            # Asking for a key would stop a job that nobody watches.
+            has_key = wandb.login(prompt=False, verify=False)
+            mode = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")
         return wandb.init(mode=mode, **options)
     except wandb.Error as error:
-        say(f"wandb cannot be reached ({error}); logging offline.")
+        say(f"wandb cannot be used online ({error}); logging offline.")
         return wandb.init(mode="offline", **options)
 
 

@@ -30,6 +30,12 @@ class OuterAdam:
                 f"learning_rate={self.learning_rate}, clip={self.clip}. "
                 "Try learning_rate=0.001, clip=3."
             )
+        if not 0 <= self.b1 < 1 or not 0 <= self.b2 < 1 or self.num_warmup_steps < 0:
+            raise ValueError(
+                "`b1` and `b2` must lie in [0, 1) and `num_warmup_steps` must not be "
+                f"negative; got b1={self.b1}, b2={self.b2}, "
+                f"num_warmup_steps={self.num_warmup_steps}. Try b1=0.9, b2=0.999."
+            )
 
     def as_optax(self, num_outer_steps: int) -> optax.GradientTransformation:
         """Returns the optimizer for a run of `num_outer_steps` updates."""

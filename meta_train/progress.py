@@ -21,10 +21,10 @@ _SECONDS_BETWEEN_LINES = 10.0
 class ProgressReport:
     """Shows how far a job is; text said in between goes above the bar."""
 
-    def __init__(self, title: str, total: int, done: int = 0):
-        """Starts at `done` of `total`."""
+    def __init__(self, title: str, total: int):
+        """Starts at nothing of `total`."""
         self.console = Console()
-        self._title, self._total, self._first = title, total, done
+        self._title, self._total, self._first = title, total, 0
         self._start = time.monotonic()
         self._next_line = self._start + _SECONDS_BETWEEN_LINES
         self._bar = Progress(
@@ -39,7 +39,7 @@ class ProgressReport:
             console=self.console,
             disable=not self.console.is_terminal,
         )
-        self._task = self._bar.add_task(title, total=total, completed=done, note="")
+        self._task = self._bar.add_task(title, total=total, note="")
 
     def __enter__(self) -> "ProgressReport":
         self._bar.start()
@@ -56,6 +56,11 @@ class ProgressReport:
     def say(self, text: str) -> None:
         """Prints `text` on lines of its own."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def resume(self, done: int) -> None:
+        """Starts the clock at `done`, which an earlier run did."""
+        self._first, self._start = done, time.monotonic()
+        self._bar.reset(self._task, completed=done, total=self._total)
 
     def note(self, text: str) -> None:
         """Says what is being done where nothing can be counted yet."""

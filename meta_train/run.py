@@ -1,7 +1,11 @@
 """A meta-training run from the host's side: resume, call the jit, log, save, export."""
 
+import os
 import signal
 import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 
@@ -17,19 +21,22 @@ from meta_train.config import MetaTrainConfig, read_config, write_config
 from meta_train.inner_training import InnerTraining
 from meta_train.metrics import MetricsLog
 from meta_train.progress import ProgressReport
+from meta_train.run_directory import check_writable, held
 from meta_train.trainer import OuterState, Trainer
 from tasks.base import Data
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 _CHECKPOINTS = "checkpoints"
+_SECONDS_PER_CALL = 5.0
 
 
 class StopRequest:
     """Turns Ctrl-C and SIGTERM into a request; a second Ctrl-C stops at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], None]):
         """Starts with no request."""
         self.name: str | None = None
+        self._say = say
         self._previous = {}
 
     def __enter__(self) -> "StopRequest":
@@ -43,49 +50,44 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            os._exit(130)  # an exception could surface inside the compiler
         self.name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self._say(f"{self.name}: saving, then stopping. Ctrl-C stops without saving.")
 
 
-def meta_train(config: MetaTrainConfig) -> bool:
-    """Runs or resumes `config` until its last outer step, or until it is told to stop.
-
-    Returns:
-        Whether the run is complete.
-    """
+def meta_train(config: MetaTrainConfig) -> None:
+    """Runs or resumes `config` until its last outer step, or a request to stop."""
     trainer = make_trainer(config)
     sharding.check(trainer.estimator.population_size)
-    write_config(config)
-    with (
-        StopRequest() as stop,
-        ProgressReport(config.run_dir.name, config.num_outer_steps) as progress,
-    ):
+    check_writable(config.run_dir, flag="--run-dir")
+    with ExitStack() as stack:
+        stack.enter_context(held(config.run_dir))
+        write_config(config)
+        progress = stack.enter_context(
+            ProgressReport(config.run_dir.name, config.num_outer_steps)
+        )
+        stop = stack.enter_context(StopRequest(progress.say))
         data = trainer.load()
         state = trainer.init(data, config.seed)
         checkpoints = Checkpoints(config.run_dir / _CHECKPOINTS, progress.say)
+        stack.callback(checkpoints.close)
         if checkpoints.latest is not None:
             state = checkpoints.restore(state)
             progress.say(f"Resumed from the checkpoint at step {checkpoints.latest}.")
         log = MetricsLog(config, to_dict(config), int(state.step), progress.say)
-        try:
-            state = _loop(
-                config, trainer, data, state, checkpoints, log, progress, stop
-            )
-            checkpoints.save(state)
-        finally:
-            checkpoints.close()
-            log.close()
+        stack.callback(log.close)
+        state = _loop(config, trainer, data, state, checkpoints, log, progress, stop)
+        checkpoints.save(state)
+        checkpoints.wait()
         step = int(state.step)
         if step < config.num_outer_steps:
             progress.say(
                 f"Stopped by {stop.name} and saved at step {step} of "
                 f"{config.num_outer_steps}; the same command resumes."
             )
-            return False
-        if exportable(config):
+        elif exportable(config):
             path = export(config, state, config.run_dir / OPTIMIZER_FILE)
             progress.say(f"Exported to {path}.")
-    return True
 
 
 def _loop(
@@ -105,27 +107,37 @@ def _loop(
         config.evaluate_every_steps,
         config.checkpoint_every_steps,
     )
+    inner_steps = trainer.estimator.num_inner_steps * len(trainer.systems)
     saved_at = time.monotonic()
+    seconds_per_update = 0.0
     meta_loss: dict[str, float] = {}
     progress.note("compiling")
+    progress.resume(step)
     while step < config.num_outer_steps and stop.name is None:
         # Multiples of the intervals, wherever the run was resumed.
         nexts = [step + n - step % n for n in intervals if n]
         until = min(*nexts, config.num_outer_steps)
-        start = time.monotonic()
-        state, device_metrics = trainer.run(
-            data, state, jnp.asarray(until - step, jnp.int32)
-        )
-        metrics = {k: float(v) for k, v in jax.device_get(device_metrics).items()}
+        start, first = time.monotonic(), step
+        totals: dict[str, float] = defaultdict(float)
+        # Several calls where one would keep a request to stop waiting.
+        while step < until and stop.name is None:
+            num = until - step
+            if seconds_per_update:
+                num = max(1, min(num, int(_SECONDS_PER_CALL / seconds_per_update)))
+            call_start = time.monotonic()
+            state, metrics = trainer.run(data, state, jnp.asarray(num, jnp.int32))
+            for name, value in jax.device_get(metrics).items():
+                totals[name] += num * float(value)
+            seconds_per_update = (time.monotonic() - call_start) / num
+            step += num
+        means = {name: total / (step - first) for name, total in totals.items()}
         seconds = time.monotonic() - start
-        inner_steps = trainer.estimator.num_inner_steps * len(trainer.systems)
-        metrics["inner_steps_per_second"] = (until - step) * inner_steps / seconds
-        step = until
+        means["inner_steps_per_second"] = (step - first) * inner_steps / seconds
         if config.evaluate_every_steps and step % config.evaluate_every_steps == 0:
             meta_loss = _meta_loss(config, trainer, data, state)
-            metrics |= meta_loss
-        log.write(step, metrics)
-        progress.update(step, {"loss": metrics["loss"], **meta_loss})
+            means |= meta_loss
+        log.write(step, means)
+        progress.update(step, {"loss": means["loss"], **meta_loss})
         by_steps = config.checkpoint_every_steps
         by_minutes = config.checkpoint_every_minutes
         due = by_minutes and time.monotonic() - saved_at > 60 * by_minutes
@@ -195,14 +207,20 @@ def export_run(run_dir: Path, path: Path) -> Path:
             f"{run_dir} trained {type(config.systems[0]).__name__}, which is not a "
             "learned optimizer: there is nothing to export."
         )
-    trainer = make_trainer(config)
-    checkpoints = Checkpoints(run_dir / _CHECKPOINTS, print)
+    checkpoints = Checkpoints(run_dir / _CHECKPOINTS, print, read_only=True)
     try:
         if checkpoints.latest is None:
             raise UserError(
                 f"{run_dir} has no checkpoint yet. Run `lopt meta-train` on it first."
             )
-        state = checkpoints.restore(trainer.init(trainer.load(), config.seed))
+        trainer = make_trainer(config)
+        # On one device: it may have been written on another number of them.
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        template = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+            jax.eval_shape(trainer.init, trainer.load(), config.seed),
+        )
+        state = checkpoints.restore(template)
     finally:
         checkpoints.close()
     return export(config, state, path)

@@ -49,6 +49,8 @@ def shardings(state: "OuterState") -> "OuterState":
 
 def constrain(populations: Tree) -> Tree:
     """Keeps `populations` spread over the devices inside a jit."""
+    if jax.device_count() == 1:
+        return populations
     return jax.lax.with_sharding_constraint(populations, _split())
 
 

@@ -71,7 +71,7 @@ class Trainer:
     def run(
         self, data: tuple[Data, ...], state: OuterState, num_steps: Int[Array, ""]
     ) -> tuple[OuterState, dict[str, Float[Array, ""]]]:
-        """Takes `num_steps` outer updates; returns the state and mean metrics.
+        """Takes `num_steps` outer updates; returns the state and the metrics' means.
 
         The number is traced: any number of updates runs in the one compiled program.
         """
@@ -106,9 +106,15 @@ class Trainer:
             strict=True,
         )
         mean = jax.tree.map(lambda *x: sum(x) / len(x), *estimates)
-        metrics = {"loss": mean.loss, **mean.diagnostics}
+        metrics = {
+            "loss": mean.loss,
+            "grad_norm": optax.tree.norm(mean.grad),
+            **mean.diagnostics,
+        }
         if len(estimates) > 1:
-            metrics |= {f"loss/{i}": e.loss for i, e in enumerate(estimates)}
+            for i, estimate in enumerate(estimates):
+                parts = {"loss": estimate.loss, **estimate.diagnostics}
+                metrics |= {f"{name}/{i}": value for name, value in parts.items()}
         updates, opt_state = self._optimizer.update(
             mean.grad, state.opt_state, state.theta
         )

@@ -1,7 +1,7 @@
 """Datasets as whole arrays; batches are drawn from them by key, on the device."""
 
 import importlib
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 DatasetName: TypeAlias = Literal["digits", "wine", "breast-cancer"]
-DATASETS: tuple[DatasetName, ...] = get_args(DatasetName)
 
 _TEST_SHARE = 0.2
 

@@ -20,9 +20,7 @@ ZOO: dict[str, Entry] = {
     "digits-mlp": Entry(
         MLPClassification(), "64-32-32-10 MLP on scikit-learn's digits."
     ),
-    "digits-mlp-wide": Entry(
-        MLPClassification(width=128), "64-128-128-10 MLP on digits."
-    ),
+    "digits-mlp-wide": Entry(MLPClassification(width=64), "64-64-64-10 MLP on digits."),
     "digits-mlp-deep": Entry(
         MLPClassification(depth=4), "MLP with four hidden layers of 32 on digits."
     ),

@@ -79,6 +79,6 @@ class FullES(GradientEstimator):
             pair = antithetic(theta, noise)
             losses = jnp.where(within[None, :], jax.vmap(episode)(pair), 0.0)
             mean_horizon = self.truncation.mean_horizon()
-            return pair_sample(losses, noise, self.std, mean_horizon)[0], ()
+            return pair_sample(losses, noise, self.std, mean_horizon), ()
 
         return update_population(update_pair, self.num_pairs, key_episodes, noise)

@@ -87,10 +87,8 @@ class PES(GradientEstimator):
             episode, losses = self.truncation.advance_partners(
                 system, data, antithetic(theta, noise), state.episode, key
             )
-            sample, diverged = pair_sample(
-                losses, accumulator, self.std, self.truncation.length
-            )
-            episode = episode.restart_if(diverged)
+            sample = pair_sample(losses, accumulator, self.std, self.truncation.length)
+            episode = episode.restart_if(sample.diverged)
             return sample, PESState(episode=episode, accumulator=accumulator)
 
         return update_population(update_pair, self.num_pairs, key_windows, state, noise)

@@ -18,14 +18,16 @@ class Sample(struct.PyTreeNode):
     """What one member of the population says of the outer gradient.
 
     Attributes:
-        grad: Its gradient estimate.
-        loss: Its mean loss per step over the window.
-        diverged: Whether a loss was not finite.
+        grad: Its gradient estimate, always finite.
+        loss: Its mean loss per step over the window; not a number if none was finite.
+        squared_norm: Of its gradient estimate.
+        diverged: Whether a loss or the estimate was not finite.
         accumulator: The noise it carries between windows; ``()`` if none.
     """
 
     grad: Theta
     loss: Float[Array, "..."]
+    squared_norm: Float[Array, "..."]
     diverged: Bool[Array, "..."]
     accumulator: Theta = ()
 
@@ -60,43 +62,61 @@ def update_population(
     return average(samples), state
 
 
-def average(samples: Sample) -> Estimate:
-    """Averages over the leading axis; nothing that is not finite gets through."""
-    num = samples.loss.shape[0]
-    squared_norms = _squared_norms(samples.grad, num)
-    finite = jnp.isfinite(squared_norms)
-    grad = jax.tree.map(
-        lambda g: jnp.where(_like(finite, g), g, 0.0).mean(axis=0), samples.grad
+def make_sample(
+    grad: Theta,
+    losses: Float[Array, "*n length"],
+    mean_length: int | float,
+    accumulator: Theta = (),
+) -> Sample:
+    """Makes a sample that is finite whatever comes in.
+
+    Args:
+        grad: The member's gradient estimate.
+        losses: Its losses as they came, of both partners if it is a pair.
+        mean_length: Steps that the loss is averaged over.
+        accumulator: The noise that it carries between windows.
+    """
+    capped, diverged = cap_losses(losses)
+    loss = capped.reshape(-1, losses.shape[-1]).mean(axis=0).sum() / mean_length
+    squared_norm = optax.tree.norm(grad, squared=True)
+    usable = jnp.isfinite(squared_norm)
+    return Sample(
+        grad=jax.tree.map(lambda g: jnp.where(usable, g, 0.0), grad),
+        loss=jnp.where(jnp.isfinite(losses).any(), loss, jnp.nan),
+        squared_norm=jnp.where(usable, squared_norm, 0.0),
+        diverged=diverged | ~usable,
+        accumulator=accumulator,
     )
+
+
+def average(samples: Sample) -> Estimate:
+    """Averages over the leading axis."""
+    num = samples.loss.shape[0]
+    grad = jax.tree.map(lambda g: g.mean(axis=0), samples.grad)
+    has_loss = ~jnp.isnan(samples.loss)
+    accumulators = [
+        jnp.square(x).reshape(num, -1).sum(axis=1)
+        for x in jax.tree.leaves(samples.accumulator)
+    ]
     # One reduction for all the scalars: on small problems each costs as much as one.
-    loss, second_moment, share_diverged, accumulator = jnp.stack(
+    loss, share, second_moment, diverged, accumulator = jnp.stack(
         [
-            samples.loss,
-            jnp.where(finite, squared_norms, 0.0),
+            jnp.where(has_loss, samples.loss, 0.0),
+            has_loss.astype(jnp.float32),
+            samples.squared_norm,
             samples.diverged.astype(jnp.float32),
-            _squared_norms(samples.accumulator, num),
+            sum(accumulators, start=jnp.zeros(num)),
         ]
     ).mean(axis=1)
     squared_norm = optax.tree.norm(grad, squared=True)
     variance = jnp.maximum(second_moment - squared_norm, 0.0) / max(num - 1, 1)
     diagnostics = {
-        "grad_norm": jnp.sqrt(squared_norm),
         # |mean|^2 over the variance of the mean: about 1 when all is noise.
         "signal_to_noise": jnp.where(variance > 0, squared_norm / variance, 0.0),
-        "num_nonfinite": num * share_diverged,
+        "num_nonfinite": num * diverged,
         "accumulator_norm": jnp.sqrt(accumulator),
     }
-    return Estimate(grad=grad, loss=loss, diagnostics=diagnostics)
-
-
-def _squared_norms(tree: Theta, num: int) -> Float[Array, " num"]:
-    leaves = [jnp.square(x).reshape(num, -1).sum(axis=1) for x in jax.tree.leaves(tree)]
-    return sum(leaves, start=jnp.zeros(num))
-
-
-def _like(mask: Bool[Array, " num"], x: Array) -> Bool[Array, "num ..."]:
-    """Returns `mask` with axes of length one, so that it selects rows of `x`."""
-    return mask.reshape(-1, *[1] * (x.ndim - 1))
+    return Estimate(grad=grad, loss=loss / share, diagnostics=diagnostics)
 
 
 def draw_noise(theta: Theta, num: int, std: float, key: PRNGKeyArray) -> Theta:
@@ -135,8 +155,11 @@ def cap_losses(
 
 
 def pair_sample(
-    losses: Float[Array, "2 length"], noise: Theta, std: float, mean_length: int | float
-) -> tuple[Sample, Bool[Array, ""]]:
+    losses: Float[Array, "2 length"],
+    noise: Theta,
+    std: float,
+    mean_length: int | float,
+) -> Sample:
     """Weights `noise` by how much the positive partner lost to the negative one.
 
     Args:
@@ -145,11 +168,10 @@ def pair_sample(
         std: Standard deviation of one perturbation.
         mean_length: Steps that the loss is averaged over.
     """
-    losses, diverged = cap_losses(losses)
-    difference = jnp.sum(losses[0] - losses[1]) / mean_length
-    grad = jax.tree.map(lambda n: n * (difference / (2 * std**2)), noise)
-    loss = losses.mean(axis=0).sum() / mean_length
-    return Sample(grad=grad, loss=loss, diverged=diverged, accumulator=noise), diverged
+    capped, _ = cap_losses(losses)
+    weight = jnp.sum(capped[0] - capped[1]) / (2 * std**2 * mean_length)
+    grad = jax.tree.map(lambda n: weight * n, noise)
+    return make_sample(grad, losses, mean_length, accumulator=noise)
 
 
 def _member_keys(key: PRNGKeyArray, num: int) -> Key[Array, " num"]:

@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from meta_train.estimators.base import Estimate, GradientEstimator
 from meta_train.estimators.population import (
-    Sample,
     cap_losses,
     check_population,
     init_population,
+    make_sample,
     update_population,
 )
 from meta_train.truncation import Episode, Truncation
@@ -63,12 +63,10 @@ class TruncatedBackprop(GradientEstimator):
                 following, losses = self.truncation.advance(
                     system, data, theta, episode, key
                 )
-                losses, diverged = cap_losses(losses)
-                return losses.mean(), (following, diverged)
+                return cap_losses(losses)[0].mean(), (following, losses)
 
-            grad_of = jax.value_and_grad(mean_loss, has_aux=True)
-            (loss, (following, diverged)), grad = grad_of(theta)
-            sample = Sample(grad=grad, loss=loss, diverged=diverged)
-            return sample, following.restart_if(diverged)
+            grad, (following, losses) = jax.grad(mean_loss, has_aux=True)(theta)
+            sample = make_sample(grad, losses, self.truncation.length)
+            return sample, following.restart_if(sample.diverged)
 
         return update_population(update_episode, self.num_episodes, key, state)

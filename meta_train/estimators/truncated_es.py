@@ -73,10 +73,8 @@ class TruncatedES(GradientEstimator):
 
             pair = antithetic(theta, noise)
             losses = jax.vmap(lambda theta: advance(theta)[1])(pair)
-            sample, diverged = pair_sample(
-                losses, noise, self.std, self.truncation.length
-            )
+            sample = pair_sample(losses, noise, self.std, self.truncation.length)
             following, _ = advance(theta)
-            return sample, following.restart_if(diverged)
+            return sample, following.restart_if(sample.diverged)
 
         return update_population(update_pair, self.num_pairs, key_windows, state, noise)

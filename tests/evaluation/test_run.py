@@ -66,7 +66,7 @@ def test_a_diverging_optimizer_is_reported_and_not_dropped(tmp_path):
 
 def test_the_training_tasks_come_first_and_once():
     task = ZOO["digits-mlp"].problem
-    card = {"tasks": [to_dict(task), {"type": "Mine"}], "horizons": [200, 200]}
+    card = {"tasks": [to_dict(task), {"type": "Mine"}, "?"], "horizons": [200, 200]}
     cases = with_training_cases(SUITES["quick"], card)
     assert cases[0] == ("digits-mlp", task, 200, "trained on")
     assert len(cases) == len(SUITES["quick"])

@@ -47,3 +47,4 @@ def test_one_seed_has_a_value_and_no_interval():
     interval = mean_interval(np.array([2.0]))
     assert interval.value == 2.0
     assert np.isnan(interval.low)
+    assert np.isnan(ratio_interval(np.array([2.0]), np.array([3.0])).high)

@@ -88,11 +88,11 @@ def rewrite(path, change):
     """Writes the file again with another header, and a checksum that fits it."""
     with safetensors.safe_open(path, framework="numpy") as file:
         header = json.loads(file.metadata()["lopt"])
+        del header["sha256"]
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(header, tensors)
-    text = json.dumps(header)
-    metadata = {"lopt": text, "sha256": export._checksum(text, tensors)}
-    path.write_bytes(safetensors.numpy.save(tensors, metadata))
+    header["sha256"] = export._checksum(header, tensors)
+    path.write_bytes(safetensors.numpy.save(tensors, {"lopt": json.dumps(header)}))
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,16 @@ def rewrite(path, change):
             "does not match its checksum",
         ),
         (
-            lambda p: rewrite(p, lambda h, _: h.update(format=99)),
-            "has format 99; this version of lopt reads up to 1",
+            lambda p: p.write_bytes(
+                p.read_bytes().replace(b'format\\": 1', b'format\\": 9')
+            ),
+            "has format 9; this version of lopt reads up to 1",
+        ),
+        (
+            lambda p: p.write_bytes(
+                p.read_bytes().replace(b'{\\"format', b'?\\"format')
+            ),
+            "its header cannot be read",
         ),
         (
             lambda p: rewrite(p, lambda h, _: h.update(architecture="Alien")),
@@ -141,6 +149,11 @@ def test_a_bad_file_is_refused_in_one_sentence(spoil, message, saved):
     with pytest.raises(lopt.UserError, match=message) as error:
         lopt.load(saved[0], num_steps=10)
     assert "\n" not in str(error.value)
+
+
+def test_a_run_of_no_steps_is_refused(saved):
+    with pytest.raises(lopt.UserError, match="`num_steps` must be at least 1"):
+        lopt.load(saved[0], num_steps=0)
 
 
 def test_a_scalar_theta_can_be_saved(tmp_path):

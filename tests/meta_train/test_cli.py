@@ -23,7 +23,10 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
         ),
         ([*QUICK, "--estimator.num-pairs=2.5"], ["num-pairs"]),
         ([*QUICK, "--estimator.std=-1"], ["`std` must be positive", "got std=-1.0"]),
-        ([*QUICK, "--run-dir=/proc/nowhere"], ["run directory must be writable"]),
+        (
+            [*QUICK, "--run-dir=/proc/nowhere"],
+            ["`--run-dir` must be a directory that can be written"],
+        ),
         (["export", "nowhere", "--out=x"], ["nowhere", "must be the run directory"]),
         (["evaluate", "nowhere"], ["nowhere must be a file written by `lopt export`"]),
         (["evaluate", "nowhere", "--suite=quik"], ["Did you mean 'quick'?"]),

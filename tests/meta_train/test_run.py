@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import lopt
+from meta_train.run_directory import held
 from tests.conftest import command_environment
 
 RUN = [
@@ -111,11 +112,15 @@ def test_a_killed_run_resumes_to_bitwise_the_same_theta(
     assert keep(metric_lines(run_dir)) == keep(metric_lines(whole_run))
 
 
-def test_sigterm_saves_and_exits_cleanly(whole_run, tmp_path, lopt_command):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_request_to_stop_saves_and_exits_cleanly(
+    number, whole_run, tmp_path, lopt_command
+):
     run_dir = tmp_path / "run"
-    code, output = start_and_signal(tmp_path, run_dir, signal.SIGTERM, at_step=500)
+    code, output = start_and_signal(tmp_path, run_dir, number, at_step=500)
     assert code == 0, output
-    assert "Stopped by SIGTERM and saved at step" in output
+    name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}[number]
+    assert f"Stopped by {name} and saved at step" in output
     stopped_at = metric_lines(run_dir)[-1]["step"]
     assert sealed_steps(run_dir)[-1] == stopped_at < 3000
     assert lopt_command(*RUN, "--run-dir", run_dir).returncode == 0
@@ -158,6 +163,27 @@ def test_another_configuration_is_refused_and_its_fields_are_listed(
 def test_how_a_run_is_watched_may_change(whole_run, lopt_command):
     again = lopt_command(*RUN, "--run-dir", whole_run, "--checkpoint-every-minutes=1")
     assert again.returncode == 0, again.stderr
+
+
+def test_a_directory_in_use_is_refused(whole_run, lopt_command):
+    with held(whole_run):
+        refused = lopt_command(*RUN, "--run-dir", whole_run)
+    assert refused.returncode == 2
+    assert "is in use by another `lopt meta-train`" in refused.stderr
+
+
+def test_export_looks_at_a_run_that_goes_on_and_leaves_it_alone(
+    whole_run, tmp_path, lopt_command
+):
+    run_dir = tmp_path / "run"
+    subprocess.run(["cp", "-r", whole_run, run_dir], check=True)
+    newest = run_dir / "checkpoints" / "3000"
+    (newest / "sha256.json").unlink()  # as between Orbax's commit and the seal
+    exported = lopt_command("export", run_dir, "--out", "x", JAX_NUM_CPU_DEVICES="3")
+    assert exported.returncode == 0, exported.stderr
+    assert "Checkpoint 3000 was not finished" in exported.stdout
+    assert newest.exists()
+    assert lopt.read_card(tmp_path / "x")["num_outer_steps"] == 2500
 
 
 def test_export_writes_the_latest_checkpoint(whole_run, tmp_path, lopt_command):

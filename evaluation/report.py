@@ -22,6 +22,8 @@ def table(results: Sequence[Result], num_seeds: int) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
         title=f"Learned optimizer against tuned Adam, {num_seeds} unseen seeds",
         caption=(
             "Training loss with 95 % intervals. Ratio: learned over Adam, below 1 is "
@@ -29,13 +31,13 @@ def table(results: Sequence[Result], num_seeds: int) -> Table:
             "learning rates, chosen for each column on these very seeds."
         ),
     )
-    table.add_column("task", overflow="fold", min_width=16)
+    table.add_column("task\nsteps, why", no_wrap=True)
     for metric in ("mean", "final"):
         table.add_column(f"{metric} loss\nlearned", justify="right", no_wrap=True)
         table.add_column("\nAdam", justify="right", no_wrap=True)
         table.add_column("\nratio", justify="right", no_wrap=True)
     for result in results:
-        about = f"{result.case.num_steps} steps, {result.case.reason}"
+        about = f"{result.case.num_steps}, {result.case.reason}"
         if result.num_diverged:
             about += f", {result.num_diverged} diverged"
         table.add_row(
@@ -48,7 +50,7 @@ def table(results: Sequence[Result], num_seeds: int) -> Table:
 
 def _cells(score: Score) -> list[str]:
     low, high = score.ratio.low, score.ratio.high
-    ratio = f"{score.ratio.value:.2f}\n{low:.2f}..{high:.2f}"
+    ratio = f"{score.ratio.value:.2f}\n{low:.2f}-{high:.2f}"
     # The winner is told by the whole interval, not by the value.
     if high < 1:
         ratio = f"[bold green]{ratio}[/bold green]"

@@ -61,9 +61,13 @@ def loss_curves(
         state = system.init_state(theta, data, num_steps, key_init)
         return unroll(system, data, theta, state, num_steps, key_unroll)[1]
 
+    def each_theta(key):
+        if len(jax.tree.leaves(thetas)[0]) == 1:  # a batch of one compiles for longer
+            return run(jax.tree.map(lambda x: x[0], thetas), key)[None]
+        return jax.vmap(run, in_axes=(0, None))(thetas, key)
+
     # Seeds one after the other: faster to compile than a vmap over keys, and to run.
-    each_theta = jax.vmap(run, in_axes=(0, None))
-    curves = jax.lax.map(lambda key: each_theta(thetas, key), keys)
+    curves = jax.lax.map(each_theta, keys)
     return curves.swapaxes(0, 1)
 
 

@@ -30,7 +30,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
         _case("digits-mlp-deep", 200, "deeper"),
         _case("digits-mlp-tanh", 200, "activation"),
         _case("breast-cancer-mlp", 200, "dataset"),
-        _case("digits-mlp", 500, "longer"),
+        _case("digits-mlp", 400, "longer"),
     ),
 }
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,6 +40,7 @@ class Checkpoints:
         if not read_only:
             self._directory.mkdir(parents=True, exist_ok=True)
         self.latest = self._last_good_step(say, read_only)
+        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of our choices
         self._manager = ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(

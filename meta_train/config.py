@@ -171,7 +171,7 @@ PRESETS: dict[str, tuple[str, MetaTrainConfig]] = {
             ),
             estimator=PES(Truncation(length=10, horizon=200), num_pairs=32, std=0.03),
             outer_optimizer=OuterAdam(learning_rate=2e-2, schedule="cosine"),
-            num_outer_steps=2_500,
+            num_outer_steps=1_500,
             run_dir=Path("runs/digits-mlp"),
         ),
     ),

@@ -109,7 +109,7 @@ def _loop(
     )
     inner_steps = trainer.estimator.num_inner_steps * len(trainer.systems)
     saved_at = time.monotonic()
-    seconds_per_update = 0.0
+    compiled, seconds_per_update = False, 0.0
     meta_loss: dict[str, float] = {}
     progress.note("compiling")
     progress.resume(step)
@@ -128,7 +128,9 @@ def _loop(
             state, metrics = trainer.run(data, state, jnp.asarray(num, jnp.int32))
             for name, value in jax.device_get(metrics).items():
                 totals[name] += num * float(value)
-            seconds_per_update = (time.monotonic() - call_start) / num
+            if compiled:
+                seconds_per_update = (time.monotonic() - call_start) / num
+            compiled = True
             step += num
         means = {name: total / (step - first) for name, total in totals.items()}
         seconds = time.monotonic() - start
@@ -218,7 +220,7 @@ def export_run(run_dir: Path, path: Path) -> Path:
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         template = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-            jax.eval_shape(trainer.init, trainer.load(), config.seed),
+            trainer.shapes(trainer.load()),
         )
         state = checkpoints.restore(template)
     finally:

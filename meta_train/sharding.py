@@ -48,8 +48,9 @@ def shardings(state: "OuterState") -> "OuterState":
 
 
 def constrain(populations: Tree) -> Tree:
-    """Keeps `populations` spread over the devices inside a jit."""
-    if jax.device_count() == 1:
+    """Keeps `populations` spread over the devices inside a jit, if they divide it."""
+    num = jax.device_count()
+    if num == 1 or any(leaf.shape[0] % num for leaf in jax.tree.leaves(populations)):
         return populations
     return jax.lax.with_sharding_constraint(populations, _split())
 

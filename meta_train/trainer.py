@@ -51,6 +51,10 @@ class Trainer:
         """Returns the state before the first outer update."""
         return sharding.place(self._init(data, jax.random.key(seed)))
 
+    def shapes(self, data: tuple[Data, ...]) -> OuterState:
+        """Returns the shapes and dtypes of the state, at no cost."""
+        return jax.eval_shape(lambda: self._init(data, jax.random.key(0)))
+
     @functools.partial(jax.jit, static_argnums=0)
     def _init(self, data: tuple[Data, ...], key: PRNGKeyArray) -> OuterState:
         # The last key that `fold_in` can give; updates count up from the first.
@@ -142,9 +146,10 @@ class Trainer:
             state = system.init_state(theta, data, jnp.asarray(horizon), key_init)
             return unroll(system, data, theta, state, horizon, key_unroll)[1].mean()
 
+        # One run after the other: a vmap over keys takes twice as long to compile.
         keys = jax.random.split(key, num_runs)
         means = [
-            jax.vmap(lambda key, s=system, d=d: episode(s, d, key))(keys).mean()
+            jax.lax.map(lambda key, s=system, d=d: episode(s, d, key), keys).mean()
             for system, d in zip(self.systems, data, strict=True)
         ]
         return jnp.stack(means)

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lopt.__main__ import _tune_cpu_compiler
-from meta_train.config import PRESETS
+from meta_train.presets import PRESETS
 from meta_train.run import make_trainer
 
 HORIZON, LENGTH, NUM_PARTICLES, STD, LEARNING_RATE = 100, 10, 100, 1.0, 1e-2

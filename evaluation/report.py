@@ -115,10 +115,10 @@ def _draw(results: Sequence[Result], path: Path) -> None:
     """Draws every case's loss curves: the mean over seeds, and the middle 80 %."""
     from matplotlib.figure import Figure  # no window, no global state
 
-    columns = min(4, len(results))
+    columns = min(3, len(results))
     rows = math.ceil(len(results) / columns)
     figure = Figure(figsize=(3.4 * columns, 2.9 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axis, result in zip(axes, results, strict=False):
         rate = result.mean.learning_rate
         for curves, label, style in (
@@ -137,7 +137,7 @@ def _draw(results: Sequence[Result], path: Path) -> None:
         )
         axis.title.set_fontsize(10)
         axis.legend(frameon=False, fontsize=8)
-    for axis in list(axes)[len(results) :]:
+    for axis in axes[len(results) :]:
         axis.set_axis_off()
     figure.supylabel("training loss")
     figure.savefig(path, dpi=120)

@@ -1,5 +1,6 @@
 """`lopt meta-train` and `lopt export`: parse, then call; nothing else."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,30 +8,44 @@ from typing import Annotated
 
 import tyro
 
-from lopt.errors import UserError, did_you_mean
+from lopt.errors import UserError
+
+_META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
+                       [--tasks NAME [NAME ...]] [--flags]
+
+`lopt meta-train PRESET --help` lists the flags, `lopt tasks` the names.
+
+presets:"""
 
 
 def meta_train(arguments: Sequence[str]) -> int:
     """Runs `lopt meta-train PRESET [--flags]`."""
-    from meta_train.config import PRESETS, MetaTrainConfig
+    from meta_train.config import MetaTrainConfig
+    from meta_train.presets import PRESETS, compose, find
     from meta_train.run import meta_train as run
 
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: lopt meta-train PRESET [--flags]\n\npresets:")
+        print(_META_TRAIN)
         for name, (description, _) in PRESETS.items():
             print(f"  {name:<22}{description}")
-        print("\n`lopt meta-train PRESET --help` lists the flags of a preset.")
         return 0 if arguments else 2
-    name, *flags = arguments
-    if name not in PRESETS:
-        raise UserError(f"there is no preset {name!r}. {did_you_mean(name, PRESETS)}")
-    description, default = PRESETS[name]
+    name, *rest = arguments
+    description, preset = find("preset", name, PRESETS)
+    # Which parts there are decides which flags there are, so these come first.
+    parts = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parts.add_argument("--estimator")
+    parts.add_argument("--optimizer")
+    parts.add_argument("--tasks", nargs="+", default=())
+    chosen, flags = parts.parse_known_args(rest)
     config = tyro.cli(
         MetaTrainConfig,
-        default=default,
+        default=compose(preset, **vars(chosen)),
         args=flags,
         prog=f"lopt meta-train {name}",
-        description=description,
+        description=(
+            f"{description} Other parts by name come first: --estimator NAME, "
+            "--optimizer NAME, --tasks NAME [NAME ...]."
+        ),
     )
     run(config)
     return 0
@@ -71,8 +86,8 @@ def tasks(arguments: Sequence[str]) -> int:
     from rich.table import Table
 
     from lopt.registry import OPTIMIZERS
-    from meta_train.config import PRESETS
     from meta_train.estimators import ESTIMATORS
+    from meta_train.presets import PRESETS
     from tasks.zoo import ZOO
 
     first_line = lambda kind: (kind.__doc__ or "").splitlines()[0]

@@ -8,18 +8,12 @@ from typing import Any, Literal
 
 from lopt.describe import differences, from_dict, to_dict
 from lopt.errors import UserError
-from lopt.mlp import PerParameterMLP
 from lopt.registry import OPTIMIZERS
-from lopt.schedules import ScheduledSGD
-from meta_train.estimators import ESTIMATORS, PES, GradientEstimator
+from meta_train.estimators import ESTIMATORS, GradientEstimator
 from meta_train.inner_training import InnerTraining
 from meta_train.outer_optimizer import OuterAdam
 from meta_train.truncation import Truncation
 from tasks.base import UnrolledSystem
-from tasks.influence_balancing import InfluenceBalancing
-from tasks.mlp import MLPClassification
-from tasks.quadratic import RandomQuadratic
-from tasks.toy_regression import ToyRegression
 from tasks.zoo import ZOO
 
 CONFIG_FILE = "config.json"
@@ -157,51 +151,3 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _essence(described: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in described.items() if k not in _OPERATIONAL}
-
-
-PRESETS: dict[str, tuple[str, MetaTrainConfig]] = {
-    "digits-mlp": (
-        "Learn a per-parameter MLP on a small digits classifier; minutes on a laptop.",
-        MetaTrainConfig(
-            systems=(
-                InnerTraining(
-                    MLPClassification(),
-                    PerParameterMLP(width=8, second_moment_decays=(0.999,)),
-                ),
-            ),
-            estimator=PES(Truncation(length=10, horizon=200), num_pairs=32, std=0.03),
-            outer_optimizer=OuterAdam(learning_rate=2e-2, schedule="cosine"),
-            num_outer_steps=1_500,
-            run_dir=Path("runs/digits-mlp"),
-        ),
-    ),
-    "quadratic-schedule": (
-        "Learn a learning-rate schedule on a noisy quadratic; seconds on a laptop.",
-        MetaTrainConfig(
-            systems=(InnerTraining(RandomQuadratic(), ScheduledSGD()),),
-            estimator=PES(Truncation(length=10, horizon=100), num_pairs=32, std=0.1),
-            outer_optimizer=OuterAdam(learning_rate=1e-2),
-            run_dir=Path("runs/quadratic-schedule"),
-        ),
-    ),
-    "toy-regression": (
-        "The PES paper's toy 2D regression: a schedule past many local minima.",
-        MetaTrainConfig(
-            systems=(InnerTraining(ToyRegression(), ScheduledSGD()),),
-            estimator=PES(Truncation(length=10, horizon=100), num_pairs=50, std=1.0),
-            outer_optimizer=OuterAdam(learning_rate=1e-2),
-            num_outer_steps=5_000,
-            log_every_steps=100,
-            run_dir=Path("runs/toy-regression"),
-        ),
-    ),
-    "influence-balancing": (
-        "The PES paper's influence balancing: short windows have the wrong sign.",
-        MetaTrainConfig(
-            systems=(InfluenceBalancing(),),
-            estimator=PES(Truncation(length=1, horizon=500), num_pairs=500, std=0.1),
-            log_every_steps=100,
-            run_dir=Path("runs/influence-balancing"),
-        ),
-    ),
-}

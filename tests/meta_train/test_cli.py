@@ -13,6 +13,13 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
         (["meta-train", "digits-mpl"], ["Did you mean 'digits-mlp'?"]),
         (["meta-train", "zzz"], ["Try one of digits-mlp, quadratic-schedule"]),
         ([*QUICK, "--num-outer-step=5"], ["--num-outer-steps"]),
+        ([*QUICK, "--estimator", "PSE"], ["no estimator 'PSE'. Did you mean 'PES'?"]),
+        ([*QUICK, "--tasks", "digit-mlp"], ["Did you mean 'digits-mlp'?"]),
+        (
+            [*QUICK, "--tasks", "quadratic", "influence-balancing"],
+            ["`systems` must be one or more that share one learned optimizer"],
+        ),
+        ([*QUICK, "--seed=-1"], ["`seed` must lie between 0 and 2**32 - 1"]),
         (
             [*QUICK, "--estimator.truncation.length=7"],
             ["`horizon` must be a multiple of `length`", "Try horizon=98."],
@@ -47,6 +54,46 @@ def test_tasks_lists_everything(lopt_command):
     assert result.returncode == 0
     for name in ("digits-mlp", "influence-balancing", "PerParameterMLP", "PES"):
         assert name in result.stdout
+
+
+def test_parts_are_chosen_by_name_and_several_tasks_train_together(
+    lopt_command, tmp_path
+):
+    result = lopt_command(
+        *QUICK,
+        "--run-dir=run",
+        "--estimator",
+        "TruncatedES",
+        "--tasks",
+        "quadratic",
+        "toy-regression",
+        "--estimator.std=0.2",
+    )
+    assert result.returncode == 0, result.stderr
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["estimator"]["type"] == "TruncatedES"
+    assert config["estimator"]["std"] == 0.2
+    assert config["estimator"]["num_pairs"] == 32
+    tasks = [system["task"]["type"] for system in config["systems"]]
+    assert tasks == ["RandomQuadratic", "ToyRegression"]
+    last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert {"loss", "loss/0", "loss/1"} <= set(json.loads(last))
+    exported = lopt_command("export", "run", "--out=again.safetensors")
+    assert exported.returncode == 0, exported.stderr
+
+
+def test_the_help_of_a_preset_says_what_its_fields_mean(lopt_command):
+    result = lopt_command("meta-train", "digits-mlp", "--help")
+    assert result.returncode == 0
+    for text in ("--run-dir", "--estimator.truncation.length", "Units in each hidden"):
+        assert text in result.stdout
+    assert "noqa" not in result.stdout
+
+
+def test_a_key_that_wandb_refuses_does_not_stop_the_run(lopt_command):
+    result = lopt_command(*QUICK[:-1], "--run-dir=run", WANDB_API_KEY="abc")
+    assert result.returncode == 0, result.stderr
+    assert "logging offline" in result.stdout
 
 
 def test_an_offline_wandb_run_asks_for_nothing(lopt_command, tmp_path):

@@ -85,6 +85,7 @@ def _start_wandb(
         return wandb.init(mode=mode, **options)
     except wandb.Error as error:
         say(f"wandb cannot be used online ({error}); logging offline.")
+        wandb.teardown()  # its service still holds the run's id
         return wandb.init(mode="offline", **options)
 
 

@@ -119,8 +119,8 @@ def _loop(
         until = min(*nexts, config.num_outer_steps)
         start, first = time.monotonic(), step
         totals: dict[str, float] = defaultdict(float)
-        # Several calls where one would keep a request to stop waiting.
-        while step < until and stop.name is None:
+        # Several calls where one would keep a request to stop waiting; at least one.
+        while step == first or (step < until and stop.name is None):
             num = until - step
             if seconds_per_update:
                 num = max(1, min(num, int(_SECONDS_PER_CALL / seconds_per_update)))

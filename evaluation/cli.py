@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from lopt.errors import UserError, did_you_mean
+from lopt.errors import find
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,16 @@ def evaluate(arguments: Sequence[str]) -> int:
     from meta_train.run import OPTIMIZER_FILE, export_run
     from meta_train.run_directory import check_writable
 
-    if options.suite not in SUITES:
-        raise UserError(
-            f"there is no suite {options.suite!r}. "
-            + did_you_mean(options.suite, SUITES)
-        )
+    suite = find("suite", options.suite, SUITES)
     path = options.source
-    out = options.out or path.parent / "evaluation"
+    beside = path if path.is_dir() else path.parent
+    out = options.out or beside / "evaluation"
     if path.is_dir():
-        out = options.out or path / "evaluation"
-        check_writable(out, flag="--out")
         path = export_run(path, out / OPTIMIZER_FILE)
     card = lopt.read_card(path)
     optimizer, theta = lopt.load_theta(path)
     check_writable(out, flag="--out")
-    cases = with_training_cases(SUITES[options.suite], card)
+    cases = with_training_cases(suite, card)
     results = []
     with ProgressReport("evaluating", len(cases)) as progress:
         progress.note("compiling")

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lopt.errors import UserError, did_you_mean
+from lopt.errors import UserError, find
 
 COMMANDS = {
     "meta-train": ("meta_train.cli:meta_train", "Meta-train a learned optimizer."),
@@ -23,12 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     try:
-        if name not in COMMANDS:
-            raise UserError(
-                f"there is no command {name!r}. {did_you_mean(name, COMMANDS)}"
-            )
+        target, _ = find("command", name, COMMANDS)
         _tune_cpu_compiler()
-        module, function = COMMANDS[name][0].split(":")
+        module, function = target.split(":")
         return getattr(importlib.import_module(module), function)(rest)
     except UserError as error:
         print(f"lopt {name}: {error}", file=sys.stderr)

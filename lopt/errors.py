@@ -1,17 +1,20 @@
 """The error for what a user can put right; the command line shows its text alone."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value")
 
 
 class UserError(ValueError):
     """Says what must hold, what came and what to try."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns a sentence with the nearest known name, or all of them."""
-    known = list(known)
+def find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
+    """Returns ``known[name]``, or says which name is nearest."""
+    if name in known:
+        return known[name]
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    if nearest:
-        return f"Did you mean {nearest[0]!r}?"
-    return f"Try one of {', '.join(known)}."
+    hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Try {', '.join(known)}."
+    raise UserError(f"there is no {kind} {name!r}. {hint}")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from lopt.errors import UserError
+from lopt.errors import UserError, find
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
                        [--tasks NAME [NAME ...]] [--flags]
@@ -21,7 +21,7 @@ presets:"""
 def meta_train(arguments: Sequence[str]) -> int:
     """Runs `lopt meta-train PRESET [--flags]`."""
     from meta_train.config import MetaTrainConfig
-    from meta_train.presets import PRESETS, compose, find
+    from meta_train.presets import PRESETS, compose
     from meta_train.run import meta_train as run
 
     if not arguments or arguments[0] in ("-h", "--help"):

@@ -1,11 +1,11 @@
 """Runs to start from, and how to put other parts into them by name."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from lopt.errors import UserError, did_you_mean
+from lopt.errors import UserError, find
 from lopt.mlp import PerParameterMLP
 from lopt.registry import OPTIMIZERS
 from lopt.schedules import ScheduledSGD
@@ -21,17 +21,8 @@ from tasks.quadratic import RandomQuadratic
 from tasks.toy_regression import ToyRegression
 from tasks.zoo import ZOO
 
-Value = TypeVar("Value")
-
 # Small beats large on a budget of minutes.
 _SMALL_MLP = PerParameterMLP(width=8, second_moment_decays=(0.999,))
-
-
-def find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
-    """Returns ``known[name]``, or says which name is nearest."""
-    if name not in known:
-        raise UserError(f"there is no {kind} {name!r}. {did_you_mean(name, known)}")
-    return known[name]
 
 
 def compose(

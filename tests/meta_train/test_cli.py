@@ -11,7 +11,7 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
     ("arguments", "messages"),
     [
         (["meta-train", "digits-mpl"], ["Did you mean 'digits-mlp'?"]),
-        (["meta-train", "zzz"], ["Try one of digits-mlp, tables-mlp"]),
+        (["meta-train", "zzz"], ["Try digits-mlp, tables-mlp"]),
         ([*QUICK, "--num-outer-step=5"], ["--num-outer-steps"]),
         ([*QUICK, "--estimator", "PSE"], ["no estimator 'PSE'. Did you mean 'PES'?"]),
         ([*QUICK, "--tasks", "digit-mlp"], ["Did you mean 'digits-mlp'?"]),

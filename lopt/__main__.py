@@ -34,18 +34,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _tune_cpu_compiler() -> None:
-    """Lets XLA compile loops over less than 128 KB of state as one function on CPU.
+# Set before jax is imported, unless the user has set them.
+_CPU_OPTIONS = {
+    # Loops over less than 128 KB of state are compiled as one function. Their
+    # operations are otherwise dispatched one by one, at about a microsecond each:
+    # updates of the toy problem are twice as fast this way, larger ones do not change.
+    "--xla_backend_extra_options": "xla_cpu_small_while_loop_byte_threshold=131072",
+    # Half the time to compile of the default, 3, for the same speed.
+    "--xla_backend_optimization_level": "2",
+}
 
-    It otherwise dispatches every operation of theirs by itself, at about a
-    microsecond each: outer updates of the toy problem are twice as fast this way, and
-    larger ones do not change. Must be set before jax is imported.
-    """
-    option = "--xla_backend_extra_options"
+
+def _tune_cpu_compiler() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
-    if option not in flags:
-        value = "xla_cpu_small_while_loop_byte_threshold=131072"
-        os.environ["XLA_FLAGS"] = f"{flags} {option}={value}".strip()
+    for option, value in _CPU_OPTIONS.items():
+        if option not in flags:
+            flags = f"{flags} {option}={value}".strip()
+    os.environ["XLA_FLAGS"] = flags
 
 
 def _usage() -> str:

@@ -180,13 +180,27 @@ def _dense(
     bias: Float[Array, " outputs"],
 ) -> Sequence[Float[Array, " n"]]:
     """Returns the rows of ``kernel.T @ rows + bias``."""
-    if kernel.size <= _WRITTEN_OUT:
-        # Term by term the compiler fuses layers and features into one loop over the
-        # parameters: 2.4 times less CPU time for 8 units than with matrix products.
-        def unit(weights, total):
-            for weight, row in zip(weights, rows, strict=True):
-                total = total + weight * row
-            return total
+    narrow = kernel.size <= _WRITTEN_OUT
+    return (_written_out if narrow else _product)(rows, kernel, bias)
 
-        return [unit(w, b) for w, b in zip(kernel.T, bias, strict=True)]
+
+def _product(rows, kernel, bias):
     return list(kernel.T @ jnp.stack(rows) + bias[:, None])
+
+
+@jax.custom_jvp
+def _written_out(rows, kernel, bias):
+    # Term by term the compiler fuses layers and features into one loop over the
+    # parameters: 2.4 times less CPU time for 8 units than with matrix products.
+    def unit(weights, total):
+        for weight, row in zip(weights, rows, strict=True):
+            total = total + weight * row
+        return total
+
+    return [unit(w, b) for w, b in zip(kernel.T, bias, strict=True)]
+
+
+@_written_out.defjvp
+def _(primals, tangents):
+    # Derivatives of so many terms take minutes to compile.
+    return jax.jvp(_product, primals, tangents)

@@ -27,6 +27,8 @@ class MetaTrainConfig:
     """What theta is trained on; the gradients of several are averaged."""
     estimator: GradientEstimator
     """How the gradient of theta is estimated."""
+    objective: Literal["mean", "final"] = "mean"
+    """Whether theta is to lower the mean loss of an episode or its last one."""
     outer_optimizer: OuterAdam = OuterAdam()
     """What theta is updated by."""
     num_outer_steps: int = 1_000

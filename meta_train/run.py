@@ -18,6 +18,7 @@ from lopt.errors import UserError
 from meta_train import sharding
 from meta_train.checkpoint import Checkpoints
 from meta_train.config import MetaTrainConfig, read_config, write_config
+from meta_train.final_loss import FinalLoss
 from meta_train.inner_training import InnerTraining
 from meta_train.metrics import MetricsLog
 from meta_train.progress import ProgressReport
@@ -59,6 +60,8 @@ def meta_train(config: MetaTrainConfig) -> None:
     """Runs or resumes `config` until its last outer step, or a request to stop."""
     trainer = make_trainer(config)
     sharding.check(trainer.estimator.population_size)
+    data = trainer.load()
+    trainer.check(data)
     check_writable(config.run_dir, flag="--run-dir")
     with ExitStack() as stack:
         stack.enter_context(held(config.run_dir))
@@ -67,7 +70,6 @@ def meta_train(config: MetaTrainConfig) -> None:
             ProgressReport(config.run_dir.name, config.num_outer_steps)
         )
         stop = stack.enter_context(StopRequest(progress.say))
-        data = trainer.load()
         state = trainer.init(data, config.seed)
         checkpoints = Checkpoints(config.run_dir / _CHECKPOINTS, progress.say)
         stack.callback(checkpoints.close)
@@ -167,8 +169,11 @@ def _meta_loss(
 
 def make_trainer(config: MetaTrainConfig) -> Trainer:
     """Returns the part of `config` that computes."""
+    systems = config.systems
+    if config.objective == "final":
+        systems = tuple(FinalLoss(system) for system in systems)
     return Trainer(
-        systems=config.systems,
+        systems=systems,
         estimator=config.estimator,
         outer_optimizer=config.outer_optimizer,
         num_outer_steps=config.num_outer_steps,
@@ -188,6 +193,7 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
         "tasks": [to_dict(system.task) for system in inner],
         "horizons": [truncation.min_horizon or truncation.horizon, truncation.horizon],
         "estimator": to_dict(config.estimator),
+        "objective": config.objective,
         "num_outer_steps": int(state.step),
         "seed": config.seed,
     }

@@ -9,7 +9,7 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from meta_train import sharding
+from meta_train import compatibility, sharding
 from meta_train.estimators.base import GradientEstimator
 from meta_train.outer_optimizer import OuterAdam
 from meta_train.unroll import unroll
@@ -46,6 +46,12 @@ class Trainer:
     def load(self) -> tuple[Data, ...]:
         """Returns the data of each system, on every device."""
         return sharding.replicate(tuple(system.load() for system in self.systems))
+
+    def check(self, data: tuple[Data, ...]) -> None:
+        """Raises unless the estimator can work on every system; costs nothing."""
+        for system, d in zip(self.systems, data, strict=True):
+            theta = jax.eval_shape(system.init_theta, jax.random.key(0))
+            compatibility.check(self.estimator, system, d, theta)
 
     def init(self, data: tuple[Data, ...], seed: int) -> OuterState:
         """Returns the state before the first outer update."""

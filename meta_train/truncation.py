@@ -75,6 +75,11 @@ class Truncation:
                 f"Try min_horizon={self.length}."
             )
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a window is a whole episode, so that truncating it cuts nothing."""
+        return self.length == (self.min_horizon or self.horizon) == self.horizon
+
     def horizon_probabilities(self) -> dict[int, float]:
         """Returns how likely each horizon is."""
         if self.min_horizon is None:
@@ -141,8 +146,14 @@ class Truncation:
         theta: Theta,
         episode: Episode,
         key: PRNGKeyArray,
+        *,
+        length: int | None = None,
     ) -> tuple[Episode, Float[Array, " length"]]:
-        """Unrolls one window, starting a new episode first if the last one is over."""
+        """Unrolls one window, starting a new episode first if the last one is over.
+
+        A part of a window, if `length` is given: it must divide the window's.
+        """
+        length = length or self.length
         key_horizon, key_init, key_unroll = jax.random.split(key, 3)
         horizon = self.draw_horizon(key_horizon)
         end = jnp.where(episode.end == 0, horizon, episode.end)
@@ -153,8 +164,8 @@ class Truncation:
             lambda: system.init_state(theta, data, jnp.maximum(horizon, end), key_init),
             lambda: episode.state,
         )
-        state, losses = unroll(system, data, theta, state, self.length, key_unroll)
-        episode = Episode(state=state, age=episode.age + self.length, end=end)
+        state, losses = unroll(system, data, theta, state, length, key_unroll)
+        episode = Episode(state=state, age=episode.age + length, end=end)
         return episode.restart_if(episode.age >= end), losses
 
     def advance_partners(
@@ -164,6 +175,8 @@ class Truncation:
         thetas: Theta,
         episode: Episode,
         key: PRNGKeyArray,
+        *,
+        length: int | None = None,
     ) -> tuple[Episode, Float[Array, "partners length"]]:
         """Advances partners, which have a theta and a state each and share one clock.
 
@@ -172,10 +185,32 @@ class Truncation:
 
         def advance(theta, state):
             own = episode.replace(state=state)
-            own, losses = self.advance(system, data, theta, own, key)
+            own, losses = self.advance(system, data, theta, own, key, length=length)
             return own.state, losses, (own.age, own.end)
 
         states, losses, (age, end) = jax.vmap(advance, out_axes=(0, 0, None))(
             thetas, episode.state
         )
         return Episode(state=states, age=age, end=end), losses
+
+    def whole_episode(
+        self,
+        system: UnrolledSystem,
+        data: Data,
+        theta: Theta,
+        key: PRNGKeyArray,
+        *,
+        remat: bool = False,
+    ) -> Float[Array, " horizon"]:
+        """Unrolls an episode from start to end; losses past its end are zero.
+
+        Their sum is to be divided by the mean horizon, which weights every step
+        alike, not every episode.
+        """
+        key_horizon, key_init, key_unroll = jax.random.split(key, 3)
+        horizon = self.draw_horizon(key_horizon)
+        state = system.init_state(theta, data, horizon, key_init)
+        _, losses = unroll(
+            system, data, theta, state, self.horizon, key_unroll, remat=remat
+        )
+        return jnp.where(jnp.arange(self.horizon) < horizon, losses, 0.0)

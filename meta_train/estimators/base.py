@@ -1,12 +1,15 @@
 """Gradient estimators: hyperparameters in the object, the system in the arguments."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, TypeAlias
 
 from flax import struct
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from meta_train.truncation import Truncation
 from tasks.base import Data, State, Theta, UnrolledSystem
+
+Derivatives: TypeAlias = Literal["none", "forward", "reverse"]
 
 
 class Estimate(struct.PyTreeNode):
@@ -26,7 +29,15 @@ class Estimate(struct.PyTreeNode):
 class GradientEstimator(ABC):
     """Estimates d(mean loss)/d(theta), one truncation window at a time."""
 
+    derivatives: ClassVar[Derivatives]
+    """What it needs of the system besides the values of its loss."""
+
     truncation: Truncation
+
+    @property
+    @abstractmethod
+    def is_unbiased(self) -> bool:
+        """Whether its mean is the gradient, for quadratic losses or as std -> 0."""
 
     @property
     @abstractmethod
@@ -35,14 +46,19 @@ class GradientEstimator(ABC):
 
     @property
     @abstractmethod
-    def num_inner_steps(self) -> int:
+    def steps_per_member(self) -> float:
+        """Steps of the system that one update takes for each, on average."""
+
+    @property
+    def num_inner_steps(self) -> float:
         """Steps of the system that one update takes, over the whole population."""
+        return self.population_size * self.steps_per_member
 
     @abstractmethod
     def init(
         self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
     ) -> State:
-        """Returns the state before the first window; every leaf leads with pairs."""
+        """Returns the state before the first window; every leaf leads with members."""
 
     @abstractmethod
     def update(

@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
@@ -22,7 +21,7 @@ class Sample(struct.PyTreeNode):
         loss: Its mean loss per step over the window; not a number if none was finite.
         squared_norm: Of its gradient estimate.
         diverged: Whether a loss or the estimate was not finite.
-        accumulator: The noise it carries between windows; ``()`` if none.
+        accumulator: The noise that it answers for; ``()`` if none.
     """
 
     grad: Theta
@@ -32,16 +31,11 @@ class Sample(struct.PyTreeNode):
     accumulator: Theta = ()
 
 
-def check_population(num: int, std: float | None = None, *, name: str) -> None:
-    """Raises if a population of `num` perturbed by `std` makes no sense."""
+def check_at_least_one(name: str, num: int) -> None:
+    """Raises unless there is anything to average over."""
     if num < 1:
         raise ValueError(
             f"`{name}` must be at least 1; got {name}={num}. Try {name}=16."
-        )
-    if std is not None and not 0 < std < float("inf"):
-        raise ValueError(
-            "`std` must be positive, since perturbations are divided by it; "
-            f"got std={std}. Try std=0.01."
         )
 
 
@@ -56,9 +50,17 @@ def update_population(
     num: int,
     key: PRNGKeyArray,
     *args: State,
+    one_by_one: bool = False,
 ) -> tuple[Estimate, State]:
-    """Calls ``update(*args[i], key_i)`` on the population and averages the samples."""
-    samples, state = jax.vmap(update)(*args, _member_keys(key, num))
+    """Calls ``update(*args[i], key_i)`` on the population and averages the samples.
+
+    All at once, or `one_by_one` for members that differ in how much work they are.
+    """
+    members = (*args, _member_keys(key, num))
+    if one_by_one:
+        samples, state = jax.lax.map(lambda member: update(*member), members)
+    else:
+        samples, state = jax.vmap(update)(*members)
     return average(samples), state
 
 
@@ -86,6 +88,18 @@ def make_sample(
         squared_norm=jnp.where(usable, squared_norm, 0.0),
         diverged=diverged | ~usable,
         accumulator=accumulator,
+    )
+
+
+def merge(samples: Sample) -> Sample:
+    """Averages what one member says in the parts of a window, along the first axis."""
+    grad = jax.tree.map(lambda g: g.mean(axis=0), samples.grad)
+    return Sample(
+        grad=grad,
+        loss=jnp.nanmean(samples.loss),
+        squared_norm=optax.tree.norm(grad, squared=True),
+        diverged=samples.diverged.any(),
+        accumulator=jax.tree.map(lambda a: a[-1], samples.accumulator),
     )
 
 
@@ -119,27 +133,6 @@ def average(samples: Sample) -> Estimate:
     return Estimate(grad=grad, loss=loss / share, diagnostics=diagnostics)
 
 
-def draw_noise(theta: Theta, num: int, std: float, key: PRNGKeyArray) -> Theta:
-    """Draws a perturbation of `theta` for each member of the population.
-
-    All at once, which is several times faster than by a key each; a member's noise
-    still depends on its index alone, not on how many there are.
-    """
-    leaves, treedef = jax.tree.flatten(theta)
-    ends = np.cumsum([x.size for x in leaves])
-    flat = sharding.constrain(std * jax.random.normal(key, (num, int(ends[-1]))))
-    noise = [
-        part.reshape(num, *x.shape).astype(x.dtype)
-        for part, x in zip(jnp.split(flat, ends[:-1], axis=1), leaves, strict=True)
-    ]
-    return jax.tree.unflatten(treedef, noise)
-
-
-def antithetic(theta: Theta, noise: Theta) -> Theta:
-    """Returns ``theta + noise`` stacked on ``theta - noise``."""
-    return jax.tree.map(lambda t, n: jnp.stack([t + n, t - n]), theta, noise)
-
-
 def cap_losses(
     losses: Float[Array, "*n length"],
 ) -> tuple[Float[Array, "*n length"], Bool[Array, ""]]:
@@ -152,26 +145,6 @@ def cap_losses(
     largest = jnp.max(jnp.where(finite, losses, -jnp.inf))
     largest = jnp.where(jnp.isfinite(largest), largest, 0.0)
     return jnp.where(finite, losses, largest), ~jnp.all(finite)
-
-
-def pair_sample(
-    losses: Float[Array, "2 length"],
-    noise: Theta,
-    std: float,
-    mean_length: int | float,
-) -> Sample:
-    """Weights `noise` by how much the positive partner lost to the negative one.
-
-    Args:
-        losses: Of both partners, at the steps that `noise` answers for.
-        noise: The perturbations since the episode began.
-        std: Standard deviation of one perturbation.
-        mean_length: Steps that the loss is averaged over.
-    """
-    capped, _ = cap_losses(losses)
-    weight = jnp.sum(capped[0] - capped[1]) / (2 * std**2 * mean_length)
-    grad = jax.tree.map(lambda n: weight * n, noise)
-    return make_sample(grad, losses, mean_length, accumulator=noise)
 
 
 def _member_keys(key: PRNGKeyArray, num: int) -> Key[Array, " num"]:

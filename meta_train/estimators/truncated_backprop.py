@@ -2,71 +2,33 @@
 
 from dataclasses import dataclass
 
-import jax
-from jaxtyping import PRNGKeyArray
 from typing_extensions import override
 
-from meta_train.estimators.base import Estimate, GradientEstimator
-from meta_train.estimators.population import (
-    cap_losses,
-    check_population,
-    init_population,
-    make_sample,
-    update_population,
-)
-from meta_train.truncation import Episode, Truncation
-from tasks.base import Data, Theta, UnrolledSystem
+from meta_train.estimators.differentiation import EpisodeEstimator, backprop
+from meta_train.estimators.population import make_sample
 
 
 @dataclass(frozen=True)
-class TruncatedBackprop(GradientEstimator):
-    """Exact within a window, blind beyond it: biased unless length == horizon."""
-
-    truncation: Truncation
-    num_episodes: int = 64
-    """Episodes in the population."""
-
-    def __post_init__(self):
-        check_population(self.num_episodes, name="num_episodes")
+class TruncatedBackprop(EpisodeEstimator):
+    """Exact within a window, blind beyond it: biased unless a window is an episode."""
 
     @property
     @override
-    def population_size(self) -> int:
-        return self.num_episodes
+    def is_unbiased(self):
+        return self.truncation.is_whole
 
     @property
     @override
-    def num_inner_steps(self) -> int:
-        return self.num_episodes * self.truncation.length
+    def steps_per_member(self):
+        return self.truncation.length
 
     @override
-    def init(
-        self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
-    ) -> Episode:
-        def init_episode(end, key):
-            return self.truncation.init(system, data, theta, end, key)
-
-        ends = self.truncation.first_ends(self.num_episodes)
-        return init_population(init_episode, self.num_episodes, key, ends)
+    def init_episode(self, system, data, theta, end, key):
+        return self.truncation.init(system, data, theta, end, key)
 
     @override
-    def update(
-        self,
-        system: UnrolledSystem,
-        data: Data,
-        theta: Theta,
-        state: Episode,
-        key: PRNGKeyArray,
-    ) -> tuple[Estimate, Episode]:
-        def update_episode(episode, key):
-            def mean_loss(theta):
-                following, losses = self.truncation.advance(
-                    system, data, theta, episode, key
-                )
-                return cap_losses(losses)[0].mean(), (following, losses)
-
-            grad, (following, losses) = jax.grad(mean_loss, has_aux=True)(theta)
-            sample = make_sample(grad, losses, self.truncation.length)
-            return sample, following.restart_if(sample.diverged)
-
-        return update_population(update_episode, self.num_episodes, key, state)
+    def update_episode(self, system, data, theta, state, key):
+        advance = lambda theta: self.truncation.advance(system, data, theta, state, key)
+        grad, losses, following = backprop(advance, theta, self.truncation.length)
+        sample = make_sample(grad, losses, self.truncation.length)
+        return sample, following.restart_if(sample.diverged)

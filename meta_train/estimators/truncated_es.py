@@ -3,78 +3,39 @@
 from dataclasses import dataclass
 
 import jax
-from jaxtyping import PRNGKeyArray
 from typing_extensions import override
 
-from meta_train.estimators.base import Estimate, GradientEstimator
-from meta_train.estimators.population import (
-    antithetic,
-    check_population,
-    draw_noise,
-    init_population,
-    pair_sample,
-    update_population,
-)
-from meta_train.truncation import Episode, Truncation
-from tasks.base import Data, Theta, UnrolledSystem
+from meta_train.estimators.evolution import PairEstimator, antithetic, pair_sample
 
 
 @dataclass(frozen=True)
-class TruncatedES(GradientEstimator):
+class TruncatedES(PairEstimator):
     """Perturbs each window afresh, from a state that was never perturbed.
 
-    Blind to how theta shaped that state: biased unless length == horizon.
+    Blind to how theta shaped that state: biased unless a window is an episode.
     """
 
-    truncation: Truncation
-    num_pairs: int = 64
-    """Antithetic pairs in the population; twice as many particles."""
-    std: float = 0.01
-    """Standard deviation of the perturbations of theta."""
-
-    def __post_init__(self):
-        check_population(self.num_pairs, self.std, name="num_pairs")
+    @property
+    @override
+    def is_unbiased(self):
+        return self.truncation.is_whole
 
     @property
     @override
-    def population_size(self) -> int:
-        return self.num_pairs
-
-    @property
-    @override
-    def num_inner_steps(self) -> int:
-        return 3 * self.num_pairs * self.truncation.length
+    def steps_per_member(self):
+        return 3 * self.truncation.length
 
     @override
-    def init(
-        self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
-    ) -> Episode:
-        def init_pair(end, key):
-            return self.truncation.init(system, data, theta, end, key)
-
-        ends = self.truncation.first_ends(self.num_pairs)
-        return init_population(init_pair, self.num_pairs, key, ends)
+    def init_pair(self, system, data, theta, end, key):
+        return self.truncation.init(system, data, theta, end, key)
 
     @override
-    def update(
-        self,
-        system: UnrolledSystem,
-        data: Data,
-        theta: Theta,
-        state: Episode,
-        key: PRNGKeyArray,
-    ) -> tuple[Estimate, Episode]:
-        key_noise, key_windows = jax.random.split(key)
-        noise = draw_noise(theta, self.num_pairs, self.std, key_noise)
+    def update_pair(self, system, data, theta, state, noise, key):
+        def advance(theta):
+            return self.truncation.advance(system, data, theta, state, key)
 
-        def update_pair(episode, noise, key):
-            def advance(theta):
-                return self.truncation.advance(system, data, theta, episode, key)
-
-            pair = antithetic(theta, noise)
-            losses = jax.vmap(lambda theta: advance(theta)[1])(pair)
-            sample = pair_sample(losses, noise, self.std, self.truncation.length)
-            following, _ = advance(theta)
-            return sample, following.restart_if(sample.diverged)
-
-        return update_population(update_pair, self.num_pairs, key_windows, state, noise)
+        pair = antithetic(theta, noise)
+        losses = jax.vmap(lambda theta: advance(theta)[1])(pair)
+        sample = pair_sample(losses, noise, self.std, self.truncation.length)
+        following, _ = advance(theta)
+        return sample, following.restart_if(sample.diverged)

@@ -1,0 +1,170 @@
+"""Whether an estimator can work on a system: told from shapes, before any work."""
+
+import dataclasses
+import math
+import os
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from lopt.errors import UserError
+from meta_train.estimators import PES, UORO, GradientEstimator
+from meta_train.estimators.base import Derivatives
+from tasks.base import Data, Theta, UnrolledSystem
+
+
+def check(
+    estimator: GradientEstimator, system: UnrolledSystem, data: Data, theta: Theta
+) -> None:
+    """Raises unless `estimator` can work on `system` and what it carries fits here."""
+    reason = reason_against(estimator.derivatives, system, data, theta)
+    if reason is not None:
+        raise UserError(
+            f"{_name(estimator)} differentiates what it unrolls, which {_name(system)} "
+            f"must allow; {reason.rstrip('.')}. "
+            + _suggestion(estimator, system, data, theta)
+        )
+    size, limit = carried_bytes(estimator, system, data, theta), memory_limit()
+    if 2 * size > limit:  # one before and one after an update
+        each = size / estimator.population_size
+        raise UserError(
+            f"{_name(estimator)} on {_name(system)} carries {_bytes(size)} from update "
+            f"to update ({estimator.population_size} times {_bytes(each)}), and two "
+            f"of that must fit into {_bytes(limit)}. "
+            + _suggestion(estimator, system, data, theta)
+        )
+
+
+def carried_bytes(
+    estimator: GradientEstimator, system: UnrolledSystem, data: Data, theta: Theta
+) -> int:
+    """Returns the size of the estimator's state, without making one."""
+    state = jax.eval_shape(
+        lambda data, theta, key: estimator.init(system, data, theta, key),
+        *(data, theta, jax.random.key(0)),
+    )
+    return sum(
+        math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
+    )
+
+
+def memory_limit() -> int:
+    """Returns the bytes that all devices have; a CPU has the machine's."""
+    stats = jax.devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"] * jax.device_count()
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def reason_against(
+    derivatives: Derivatives, system: UnrolledSystem, data: Data, theta: Theta
+) -> str | None:
+    """Returns why `system` does not have such derivatives; nothing if it has."""
+    if derivatives == "none":
+        return None
+    first = (data, theta, jax.random.key(0))
+    # Whatever is wrong with the system itself is raised here, as it is.
+    jax.eval_shape(lambda *first: _first_step(system, *first), *first)
+    try:
+        reason = _reason_for_zero(system, *first)
+        if reason is None and derivatives == "reverse":
+            jax.eval_shape(lambda *first: _pull_back(system, *first), *first)
+        return reason
+    except (ValueError, TypeError, NotImplementedError) as error:
+        return f"jax says: {str(error).splitlines()[0]}"
+
+
+def _first_step(system: UnrolledSystem, data: Data, theta: Theta, key: Any) -> Any:
+    state = system.init_state(theta, data, 1, key)
+    return system.step(theta, state, system.sample_input(data, key))
+
+
+def _pull_back(system: UnrolledSystem, data: Data, theta: Theta, key: Any) -> Any:
+    return jax.grad(lambda theta: _first_step(system, data, theta, key)[1])(theta)
+
+
+def _reason_for_zero(
+    system: UnrolledSystem, data: Data, theta: Theta, key: Any
+) -> str | None:
+    """Returns why the loss's derivative is zero wherever it exists, if it is."""
+
+    def floats(state):
+        is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+        return [x for x in jax.tree.leaves(state) if is_float(x)]
+
+    def push(data, theta, key, d_theta, d_floats):
+        init = lambda theta: system.init_state(theta, data, 1, key)
+        _, d_start = jax.jvp(lambda theta: floats(init(theta)), (theta,), (d_theta,))
+        state, x = init(theta), system.sample_input(data, key)
+
+        def step(theta, values):
+            values = iter(values)
+            leaves, treedef = jax.tree.flatten(state)
+            put = lambda x: next(values) if floats(x) else x
+            whole = jax.tree.unflatten(treedef, [put(leaf) for leaf in leaves])
+            following, loss = system.step(theta, whole, x)
+            return floats(following), loss
+
+        _, d_step = jax.jvp(step, (theta, floats(state)), (d_theta, d_floats))
+        return d_start, d_step
+
+    state, _ = jax.eval_shape(lambda *a: _first_step(system, *a), data, theta, key)
+    tangents = (theta, floats(state))
+    jaxpr = jax.make_jaxpr(push)(data, theta, key, *tangents).jaxpr
+    num_theta, num_floats = (len(jax.tree.leaves(t)) for t in tangents)
+    d_theta, d_floats = np.split(jaxpr.invars[-num_theta - num_floats :], [num_theta])
+    d_start, d_state, d_loss = np.split(jaxpr.outvars, [num_floats, 2 * num_floats])
+    # What theta moves at the start, in the first step, the second, and so on.
+    moved = set(d_theta)
+    outs = d_start
+    while True:
+        reached = _reached(jaxpr, moved)
+        if d_loss[0] in reached:
+            return None
+        more = {i for i, o in zip(d_floats, outs, strict=True) if o in reached}
+        if outs is d_state and more <= moved:
+            return "its loss is piecewise constant in theta, with derivative zero"
+        moved |= more
+        outs = d_state
+
+
+def _reached(jaxpr: Any, inputs: set[Any]) -> list[Any]:
+    """Returns what depends on `inputs`; a derivative that is zero does not."""
+    reached = set(inputs)
+    for equation in jaxpr.eqns:
+        operands = {v for v in equation.invars if not isinstance(v, Literal)}
+        if reached & operands:
+            reached.update(equation.outvars)
+    return list(reached)  # literals, which are asked for too, cannot be hashed
+
+
+def _suggestion(
+    estimator: GradientEstimator, system: UnrolledSystem, data: Data, theta: Theta
+) -> str:
+    tries = []
+    for kind in (UORO, PES):
+        names = {field.name for field in dataclasses.fields(kind)}
+        shared = {n: v for n, v in vars(estimator).items() if n in names}
+        other = kind(**shared)
+        size = carried_bytes(other, system, data, theta)
+        works = reason_against(other.derivatives, system, data, theta) is None
+        if type(other) is not type(estimator) and works and 2 * size < memory_limit():
+            tries.append(f"--estimator {_name(other)}, which carries {_bytes(size)}")
+    if not tries:
+        return "Try a smaller population."
+    return f"Try {' or '.join(tries)}."
+
+
+def _name(part: Any) -> str:
+    return type(part).__name__
+
+
+def _bytes(size: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if size < 1000 or unit == "TB":
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    raise AssertionError

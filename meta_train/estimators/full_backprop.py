@@ -1,0 +1,40 @@
+"""Backpropagation through whole episodes: exact, one update per episode."""
+
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from meta_train.estimators.differentiation import EpisodeEstimator, backprop
+from meta_train.estimators.population import make_sample
+
+
+@dataclass(frozen=True)
+class FullBackprop(EpisodeEstimator):
+    """Exact, in memory that grows like the square root of the horizon.
+
+    Only the horizons of `truncation` matter; its windows do not.
+    """
+
+    @property
+    @override
+    def is_unbiased(self):
+        return True
+
+    @property
+    @override
+    def steps_per_member(self):
+        return self.truncation.horizon
+
+    @override
+    def init_episode(self, system, data, theta, end, key):
+        return ()
+
+    @override
+    def update_episode(self, system, data, theta, state, key):
+        unroll = lambda theta: (
+            (),
+            self.truncation.whole_episode(system, data, theta, key, remat=True),
+        )
+        mean_horizon = self.truncation.mean_horizon()
+        grad, losses, _ = backprop(unroll, theta, mean_horizon)
+        return make_sample(grad, losses, mean_horizon), ()

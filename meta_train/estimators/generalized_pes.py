@@ -1,0 +1,97 @@
+"""Generalized PES (Li et al., 2023, arXiv:2304.12180): when to renew the noise."""
+
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from typing_extensions import override
+
+from meta_train.estimators.evolution import (
+    PairEstimator,
+    antithetic,
+    both,
+    draw_noise,
+    pair_sample,
+)
+from meta_train.estimators.population import check_at_least_one, merge
+from meta_train.truncation import Episode
+from tasks.base import Theta
+
+
+class GeneralizedPESState(struct.PyTreeNode):
+    """What a pair carries from window to window."""
+
+    episode: Episode  # its state leads with the two partners
+    noise: Theta  # the perturbation in force
+    accumulator: Theta  # sum of the perturbations since the episode began
+
+
+@dataclass(frozen=True)
+class GeneralizedPES(PairEstimator):
+    """Renews the noise every so many steps, whatever the window length.
+
+    Between PES (renewed with every window) and noise reuse (once per episode).
+    """
+
+    period: int = 50
+    """Steps of an episode that share one perturbation (M in the paper)."""
+
+    def __post_init__(self):
+        PairEstimator.__post_init__(self)
+        check_at_least_one("period", self.period)
+
+    @property
+    @override
+    def is_unbiased(self):
+        return True
+
+    @property
+    @override
+    def steps_per_member(self):
+        return 2 * self.truncation.length
+
+    @override
+    def init_pair(self, system, data, theta, end, key):
+        episode = self.truncation.init(system, data, theta, end, key)
+        zeros = jax.tree.map(jnp.zeros_like, theta)
+        return GeneralizedPESState(
+            episode=episode.replace(state=both(episode.state)),
+            noise=zeros,
+            accumulator=zeros,
+        )
+
+    @override
+    def update_pair(self, system, data, theta, state, noise, key):
+        # Whatever the period, noise changes only between parts of this length.
+        length = math.gcd(self.period, self.truncation.length)
+        num_parts = self.truncation.length // length
+
+        def part(state, inputs):
+            fresh, key = inputs
+            episode = state.episode
+            is_due = episode.age % self.period == 0
+            noise = jax.tree.map(
+                lambda new, old: jnp.where(is_due, new, old), fresh, state.noise
+            )
+            accumulator = jax.tree.map(
+                lambda a, n: jnp.where(episode.is_new, n, jnp.where(is_due, a + n, a)),
+                state.accumulator,
+                noise,
+            )
+            episode, losses = self.truncation.advance_partners(
+                system, data, antithetic(theta, noise), episode, key, length=length
+            )
+            sample = pair_sample(losses, accumulator, self.std, length)
+            episode = episode.restart_if(sample.diverged)
+            return GeneralizedPESState(episode, noise, accumulator), sample
+
+        if num_parts == 1:
+            state, sample = part(state, (noise, key))
+            return sample, state
+        key_noise, key_parts = jax.random.split(key)
+        noises = draw_noise(theta, num_parts, self.std, key_noise)
+        keys = jax.random.split(key_parts, num_parts)
+        state, samples = jax.lax.scan(part, state, (noises, keys))
+        return merge(samples), state

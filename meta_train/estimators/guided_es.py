@@ -1,0 +1,136 @@
+"""Guided ES (Maheswaranathan et al., 2019, arXiv:1806.10230) by past estimates."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, PRNGKeyArray
+from typing_extensions import override
+
+from meta_train.estimators.base import Derivatives, Estimate, GradientEstimator
+from meta_train.estimators.evolution import (
+    antithetic,
+    check_std,
+    draw_noise,
+    pair_sample,
+)
+from meta_train.estimators.population import (
+    check_at_least_one,
+    update_population,
+)
+from meta_train.truncation import Truncation
+from tasks.base import Data, Theta, UnrolledSystem
+
+
+@dataclass(frozen=True)
+class GuidedES(GradientEstimator):
+    """Searches mostly along its own last estimates: a preconditioned gradient.
+
+    Noise is drawn from ``std^2 (alpha/P I + (1 - alpha)/k U U')``, where the columns
+    of ``U`` span the last k estimates, and whole episodes are unrolled. The mean is
+    ``beta`` times that matrix (without ``std^2``) times the gradient.
+    """
+
+    derivatives: ClassVar[Derivatives] = "none"
+
+    truncation: Truncation
+    num_pairs: int = 64
+    """Antithetic pairs in the population; twice as many particles."""
+    std: float = 0.1
+    """Length of a perturbation of theta, as the covariance's trace is std^2."""
+    num_guides: int = 4
+    """Past estimates that span the guiding subspace (k in the paper)."""
+    alpha: float = 0.5
+    """Share of the variance that is spread over all directions."""
+    beta: float = 2.0
+    """Scale of the estimate."""
+
+    def __post_init__(self):
+        check_at_least_one("num_pairs", self.num_pairs)
+        check_at_least_one("num_guides", self.num_guides)
+        check_std(self.std)
+        if not 0 < self.alpha <= 1:
+            raise ValueError(
+                "`alpha` must lie in (0, 1], or nothing outside the subspace is ever "
+                f"found; got alpha={self.alpha}. Try alpha=0.5."
+            )
+
+    @property
+    @override
+    def is_unbiased(self) -> bool:
+        return False
+
+    @property
+    @override
+    def population_size(self) -> int:
+        return self.num_pairs
+
+    @property
+    @override
+    def steps_per_member(self) -> float:
+        return 2 * self.truncation.horizon
+
+    @override
+    def init(
+        self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
+    ) -> Float[Array, "pairs k size"]:
+        """Returns no guides yet; each pair has its own copy, on its own device."""
+        flat, _ = ravel_pytree(theta)
+        return jnp.zeros((self.num_pairs, self.num_guides, flat.size), flat.dtype)
+
+    @override
+    def update(
+        self,
+        system: UnrolledSystem,
+        data: Data,
+        theta: Theta,
+        state: Float[Array, "pairs k size"],
+        key: PRNGKeyArray,
+    ) -> tuple[Estimate, Float[Array, "pairs k size"]]:
+        key_all, key_along, key_pairs = jax.random.split(key, 3)
+        mean_horizon = self.truncation.mean_horizon()
+
+        def update_pair(noise, key):
+            losses = jax.vmap(
+                lambda theta: self.truncation.whole_episode(system, data, theta, key)
+            )(antithetic(theta, noise))
+            return pair_sample(losses, noise, self.std, mean_horizon / self.beta), ()
+
+        noise = self._draw_noise(theta, state[0], key_all, key_along)
+        estimate, _ = update_population(update_pair, self.num_pairs, key_pairs, noise)
+        newest = jnp.broadcast_to(ravel_pytree(estimate.grad)[0], state[:, :1].shape)
+        return estimate, jnp.concatenate([state[:, 1:], newest], axis=1)
+
+    def _draw_noise(
+        self,
+        theta: Theta,
+        guides: Float[Array, "k size"],
+        key_all: PRNGKeyArray,
+        key_along: PRNGKeyArray,
+    ) -> Theta:
+        flat, unravel = ravel_pytree(theta)
+        basis = orthonormal(guides)
+        everywhere = draw_noise(theta, self.num_pairs, self.std, key_all)
+        along = self.std * jax.random.normal(
+            key_along, (self.num_pairs, basis.shape[0])
+        )
+        share = jnp.sqrt((1 - self.alpha) / self.num_guides)
+        scale = jnp.sqrt(self.alpha / flat.size)
+        return jax.tree.map(
+            lambda a, b: scale * a + share * b,
+            everywhere,
+            jax.vmap(unravel)(along @ basis),
+        )
+
+
+def orthonormal(guides: Float[Array, "k size"]) -> Float[Array, "rank size"]:
+    """Returns an orthonormal basis of what `guides` span; zero rows where they do not.
+
+    There are no guides before the first estimates, and no more than `size`.
+    """
+    columns, triangle = jnp.linalg.qr(guides.T)
+    weights = jnp.abs(jnp.diagonal(triangle))
+    is_real = weights > 1e-6 * jnp.maximum(weights.max(), 1e-30)
+    return jnp.where(is_real[:, None], columns.T, 0.0)

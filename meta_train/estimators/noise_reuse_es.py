@@ -1,0 +1,58 @@
+"""Noise-reuse ES (Li et al., 2023, arXiv:2304.12180; ES-Single, Vicol 2023)."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from typing_extensions import override
+
+from meta_train.estimators.evolution import (
+    PairEstimator,
+    antithetic,
+    both,
+    pair_sample,
+)
+from meta_train.truncation import Episode
+from tasks.base import Theta
+
+
+class NoiseReuseState(struct.PyTreeNode):
+    """What a pair carries from window to window."""
+
+    episode: Episode  # its state leads with the two partners
+    noise: Theta  # the perturbation of this episode
+
+
+@dataclass(frozen=True)
+class NoiseReuseES(PairEstimator):
+    """Keeps one perturbation per episode: full ES, one window at a time."""
+
+    @property
+    @override
+    def is_unbiased(self):
+        return True
+
+    @property
+    @override
+    def steps_per_member(self):
+        return 2 * self.truncation.length
+
+    @override
+    def init_pair(self, system, data, theta, end, key):
+        episode = self.truncation.init(system, data, theta, end, key)
+        return NoiseReuseState(
+            episode=episode.replace(state=both(episode.state)),
+            noise=jax.tree.map(jnp.zeros_like, theta),
+        )
+
+    @override
+    def update_pair(self, system, data, theta, state, noise, key):
+        renew = lambda new, old: jnp.where(state.episode.is_new, new, old)
+        noise = jax.tree.map(renew, noise, state.noise)
+        episode, losses = self.truncation.advance_partners(
+            system, data, antithetic(theta, noise), state.episode, key
+        )
+        sample = pair_sample(losses, noise, self.std, self.truncation.length)
+        episode = episode.restart_if(sample.diverged)
+        return sample, NoiseReuseState(episode=episode, noise=noise)

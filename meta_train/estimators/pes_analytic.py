@@ -1,0 +1,84 @@
+"""PES with the current window's part replaced by its exact gradient."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from typing_extensions import override
+
+from meta_train.estimators.base import Derivatives
+from meta_train.estimators.differentiation import backprop
+from meta_train.estimators.evolution import (
+    PairEstimator,
+    antithetic,
+    both,
+)
+from meta_train.estimators.population import cap_losses, make_sample
+from meta_train.truncation import Episode
+from tasks.base import State, Theta
+
+
+class PESAnalyticState(struct.PyTreeNode):
+    """What a pair carries from window to window."""
+
+    episode: Episode  # its state leads with the two partners
+    center: State  # where the episode would be without any perturbation
+    accumulator: Theta  # sum of the pair's perturbations since its episode began
+
+
+@dataclass(frozen=True)
+class PESAnalytic(PairEstimator):
+    """PES for the past, backpropagation for the window: far less variance."""
+
+    derivatives: ClassVar[Derivatives] = "reverse"
+
+    @property
+    @override
+    def is_unbiased(self):
+        return True
+
+    @property
+    @override
+    def steps_per_member(self):
+        return 3 * self.truncation.length
+
+    @override
+    def init_pair(self, system, data, theta, end, key):
+        episode = self.truncation.init(system, data, theta, end, key)
+        return PESAnalyticState(
+            episode=episode.replace(state=both(episode.state)),
+            center=episode.state,
+            accumulator=jax.tree.map(jnp.zeros_like, theta),
+        )
+
+    @override
+    def update_pair(self, system, data, theta, state, noise, key):
+        length = self.truncation.length
+
+        def unperturbed(theta):
+            own = state.episode.replace(state=state.center)
+            return self.truncation.advance(system, data, theta, own, key)
+
+        analytic, _, center = backprop(unperturbed, theta, length)
+        episode, losses = self.truncation.advance_partners(
+            system, data, antithetic(theta, noise), state.episode, key
+        )
+        past = jax.tree.map(
+            lambda a: jnp.where(state.episode.is_new, 0.0, a), state.accumulator
+        )
+        # What this window's noise did to its losses is known, to first order, and
+        # says nothing of the past: subtracting it takes variance away, not signal.
+        capped, _ = cap_losses(losses)
+        rise = jnp.sum(capped[0] - capped[1]) / (2 * length)
+        weight = (rise - optax.tree.vdot(noise, analytic)) / self.std**2
+        grad = jax.tree.map(lambda g, p: g + weight * p, analytic, past)
+        accumulator = jax.tree.map(jnp.add, past, noise)
+        sample = make_sample(grad, losses, length, accumulator=accumulator)
+        return sample, PESAnalyticState(
+            episode=episode.restart_if(sample.diverged),
+            center=center.state,
+            accumulator=accumulator,
+        )

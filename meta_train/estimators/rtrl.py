@@ -1,0 +1,58 @@
+"""Real-time recurrent learning (Williams & Zipser, 1989): the Jacobian is carried."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float
+from typing_extensions import override
+
+from meta_train.estimators.base import Derivatives
+from meta_train.estimators.forward import (
+    CarriesDerivative,
+    ForwardEstimator,
+    linearize_start,
+    linearize_step,
+)
+from tasks.base import State
+
+
+class RTRLState(struct.PyTreeNode):
+    """A system's state and how it depends on theta."""
+
+    state: State
+    jacobian: Float[Array, "..."]  # d(state)/d(theta), a row for each parameter
+    grad: Float[Array, "..."]  # of the losses of this window
+
+
+@dataclass(frozen=True)
+class _WithJacobian(CarriesDerivative):
+    @override
+    def init_state(self, theta, data, horizon, key):
+        start = linearize_start(self.system, theta, data, horizon, key)
+        jacobian = jax.vmap(start.push)(jnp.eye(start.theta.size))
+        return RTRLState(start.state, jacobian, grad=jnp.zeros_like(start.theta))
+
+    @override
+    def sample_input(self, data, key):
+        return self.system.sample_input(data, key)
+
+    @override
+    def step(self, theta, state, x):
+        step = linearize_step(self.system, theta, state.state, x)
+        each = jnp.eye(step.theta.size)
+        jacobian, grad = jax.vmap(step.push)(each, state.jacobian)
+        return RTRLState(step.state, jacobian, state.grad + grad), step.loss
+
+
+@dataclass(frozen=True)
+class RTRL(ForwardEstimator):
+    """Exact and online, at the price of a matrix of state by theta per episode."""
+
+    derivatives: ClassVar[Derivatives] = "forward"
+
+    @override
+    def augment(self, system):
+        return _WithJacobian(system)

@@ -11,6 +11,10 @@ COMMANDS = {
     "meta-train": ("meta_train.cli:meta_train", "Meta-train a learned optimizer."),
     "export": ("meta_train.cli:export", "Export a run as one optax optimizer."),
     "evaluate": ("evaluation.cli:evaluate", "Compare an optimizer with tuned Adam."),
+    "estimators": (
+        "meta_train.cli:estimators",
+        "Compare estimators on a preset: bias, variance, cost.",
+    ),
     "tasks": ("meta_train.cli:tasks", "List the tasks, optimizers and presets."),
 }
 

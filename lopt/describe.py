@@ -4,9 +4,11 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from lopt.errors import UserError
+
+Kind = TypeVar("Kind")
 
 
 def to_dict(value: Any) -> Any:
@@ -62,3 +64,13 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
     else:
         return [] if old == new else [f"{path}: {old} -> {new}"]
     return [line for name, a, b in pairs for line in differences(a, b, name)]
+
+
+def convert(old: Any, kind: type[Kind], **fields: Any) -> Kind:
+    """Returns a `kind` with `fields`, and what else it has in common with `old`.
+
+    Fields that `kind` does not have are left out.
+    """
+    names = [field.name for field in dataclasses.fields(cast(Any, kind))]
+    shared = {name: getattr(old, name) for name in names if hasattr(old, name)}
+    return kind(**shared | {n: v for n, v in fields.items() if n in names})

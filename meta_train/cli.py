@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from lopt.describe import to_dict
 from lopt.errors import UserError, find
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
@@ -70,6 +71,91 @@ def export(arguments: Sequence[str]) -> int:
     from meta_train.run import export_run
 
     print(f"Exported to {export_run(options.run_dir, options.out)}.")
+    return 0
+
+
+@dataclass(frozen=True)
+class _Estimators:
+    lengths: tuple[int, ...] = ()
+    """Window lengths to compare; the preset's own by default."""
+    estimators: tuple[str, ...] = ()
+    """Which ones, by name; all that work on the preset's system by default."""
+    population: int = 8
+    """Pairs or episodes in an estimate; signal per second hardly depends on it."""
+    seconds: float = 2.0
+    """Time to measure each for, besides the time to compile it."""
+    seed: int = 0
+    """Fixes all randomness."""
+    out: Path | None = None
+    """Directory for figure and numbers; runs/estimators/PRESET by default."""
+
+    def __post_init__(self):
+        if self.population < 1 or not self.seconds > 0:
+            raise ValueError(
+                "`population` must be at least 1 and `seconds` positive; got "
+                f"population={self.population}, seconds={self.seconds}. Try 8 and 2."
+            )
+
+
+def estimators(arguments: Sequence[str]) -> int:
+    """Runs `lopt estimators PRESET [--lengths 1 10 100]`."""
+    from meta_train.presets import PRESETS
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: lopt estimators PRESET [--flags]\n\npresets:")
+        for name, (description, _) in PRESETS.items():
+            print(f"  {name:<22}{description}")
+        print("\n`lopt estimators PRESET --help` lists the flags.")
+        return 0 if arguments else 2
+    name, *flags = arguments
+    _, config = find("preset", name, PRESETS)
+    options = tyro.cli(
+        _Estimators,
+        args=flags,
+        prog=f"lopt estimators {name}",
+        description="Compare estimators of the outer gradient on a preset's system.",
+    )
+    import jax
+
+    from meta_train import estimator_report
+    from meta_train.diagnostics import candidates, diagnose
+    from meta_train.progress import ProgressReport
+    from meta_train.run import make_trainer
+    from meta_train.run_directory import check_writable
+
+    out = options.out or Path("runs/estimators") / name
+    system = make_trainer(config).systems[0]
+    data = system.load()
+    key_theta, key = jax.random.split(jax.random.key(options.seed))
+    theta = system.init_theta(key_theta)
+    chosen, refused = candidates(
+        config.estimator,
+        system,
+        data,
+        theta,
+        names=options.estimators,
+        lengths=options.lengths,
+        population=options.population,
+    )
+    check_writable(out, flag="--out")
+    with ProgressReport("estimators", 2 * len(chosen)) as progress:
+        progress.note("compiling")
+        for reason in refused:
+            progress.say(f"Left out: {reason}")
+        results = diagnose(
+            chosen,
+            system,
+            data,
+            theta,
+            key,
+            seconds=options.seconds,
+            on_progress=progress.advance,
+        )
+    progress.console.print(estimator_report.table(results, chosen[0]))
+    about = {"preset": name, "seed": options.seed, "system": to_dict(system)}
+    estimator_report.write(out, results, about)
+    paths = f"{out / 'variance.png'}, {out / 'estimators.json'}"
+    progress.say(f"Figure and numbers: {paths}")
     return 0
 
 

@@ -1,6 +1,5 @@
 """Whether an estimator can work on a system: told from shapes, before any work."""
 
-import dataclasses
 import math
 import os
 from typing import Any
@@ -10,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
+from lopt.describe import convert
 from lopt.errors import UserError
 from meta_train.estimators import PES, UORO, GradientEstimator
 from meta_train.estimators.base import Derivatives
@@ -79,7 +79,7 @@ def reason_against(
 
 def _first_step(system: UnrolledSystem, data: Data, theta: Theta, key: Any) -> Any:
     state = system.init_state(theta, data, 1, key)
-    return system.step(theta, state, system.sample_input(data, key))
+    return system.step(theta, state, system.sample_input(data, state, key))
 
 
 def _pull_back(system: UnrolledSystem, data: Data, theta: Theta, key: Any) -> Any:
@@ -98,7 +98,8 @@ def _reason_for_zero(
     def push(data, theta, key, d_theta, d_floats):
         init = lambda theta: system.init_state(theta, data, 1, key)
         _, d_start = jax.jvp(lambda theta: floats(init(theta)), (theta,), (d_theta,))
-        state, x = init(theta), system.sample_input(data, key)
+        state = init(theta)
+        x = system.sample_input(data, state, key)
 
         def step(theta, values):
             values = iter(values)
@@ -146,9 +147,7 @@ def _suggestion(
 ) -> str:
     tries = []
     for kind in (UORO, PES):
-        names = {field.name for field in dataclasses.fields(kind)}
-        shared = {n: v for n, v in vars(estimator).items() if n in names}
-        other = kind(**shared)
+        other = convert(estimator, kind)
         size = carried_bytes(other, system, data, theta)
         works = reason_against(other.derivatives, system, data, theta) is None
         if type(other) is not type(estimator) and works and 2 * size < memory_limit():

@@ -51,16 +51,19 @@ class FinalLoss(UnrolledSystem):
         self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
     ) -> FinalLossState:
         key_state, key_fixed = jax.random.split(key)
+        state = self.system.init_state(theta, data, horizon, key_state)
         return FinalLossState(
-            state=self.system.init_state(theta, data, horizon, key_state),
-            fixed=self.system.sample_input(data, key_fixed),
+            state=state,
+            fixed=self.system.sample_input(data, state, key_fixed),
             previous=jnp.zeros((), jnp.float32),
             horizon=jnp.asarray(horizon, jnp.float32),
         )
 
     @override
-    def sample_input(self, data: Data, key: PRNGKeyArray) -> Input:
-        return self.system.sample_input(data, key)
+    def sample_input(
+        self, data: Data, state: FinalLossState, key: PRNGKeyArray
+    ) -> Input:
+        return self.system.sample_input(data, state.state, key)
 
     @override
     def step(

@@ -50,7 +50,9 @@ class InnerTraining(UnrolledSystem):
         )
 
     @override
-    def sample_input(self, data: Data, key: PRNGKeyArray) -> Input:
+    def sample_input(
+        self, data: Data, state: InnerTrainingState, key: PRNGKeyArray
+    ) -> Input:
         return self.task.sample_batch(data, key)
 
     @override

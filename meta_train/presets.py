@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lopt.describe import convert
 from lopt.errors import UserError, find
 from lopt.mlp import PerParameterMLP
 from lopt.registry import OPTIMIZERS
@@ -36,12 +37,12 @@ def compose(
     parts: dict[str, Any] = {}
     if estimator:
         kind = find("estimator", estimator, ESTIMATORS)
-        parts["estimator"] = _like(config.estimator, kind)
+        parts["estimator"] = convert(config.estimator, kind)
     if optimizer or tasks:
         inner = [s for s in config.systems if isinstance(s, InnerTraining)]
         ours = inner[0].optimizer if inner else _SMALL_MLP
         if optimizer:
-            ours = _like(ours, find("optimizer", optimizer, OPTIMIZERS))
+            ours = convert(ours, find("optimizer", optimizer, OPTIMIZERS))
         problems = [find("task", name, ZOO).problem for name in tasks]
         parts["systems"] = tuple(
             InnerTraining(p, ours) if isinstance(p, Task) else p
@@ -51,11 +52,6 @@ def compose(
         return dataclasses.replace(config, **parts)
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def _like(old: Any, kind: type) -> Any:
-    names = [f.name for f in dataclasses.fields(kind) if hasattr(old, f.name)]
-    return kind(**{name: getattr(old, name) for name in names})
 
 
 PRESETS: dict[str, tuple[str, MetaTrainConfig]] = {

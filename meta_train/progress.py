@@ -1,5 +1,6 @@
 """Progress: a live bar with an ETA on a terminal, plain lines elsewhere."""
 
+import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -25,6 +26,7 @@ class ProgressReport:
         """Starts at nothing of `total`."""
         self.console = Console()
         self._title, self._total, self._first = title, total, 0
+        self._done, self._lock = 0, threading.Lock()
         self._start = time.monotonic()
         self._next_line = self._start + _SECONDS_BETWEEN_LINES
         self._bar = Progress(
@@ -68,9 +70,22 @@ class ProgressReport:
         if not self.console.is_terminal:
             self.say(text)
 
-    def update(self, done: int, values: Mapping[str, float] | None = None) -> None:
-        """Moves on to `done`, with the latest `values` beside the bar."""
-        note = "  ".join(f"{k} {v:.4g}" for k, v in (values or {}).items())
+    def advance(self, note: str) -> None:
+        """Moves on by one; may be called from any thread."""
+        with self._lock:
+            self._done += 1
+            done = self._done
+        self.update(done, note=note)
+
+    def update(
+        self,
+        done: int,
+        values: Mapping[str, float] | None = None,
+        *,
+        note: str = "",
+    ) -> None:
+        """Moves on to `done`, with the latest `values` or a `note` beside the bar."""
+        note = "  ".join([f"{k} {v:.4g}" for k, v in (values or {}).items()]) or note
         self._bar.update(self._task, completed=done, note=note)
         now = time.monotonic()
         if self.console.is_terminal or (now < self._next_line and done < self._total):

@@ -37,7 +37,7 @@ def unroll(
 
     def steps(state, keys):
         step = lambda state, key: system.step(
-            theta, state, system.sample_input(data, key)
+            theta, state, system.sample_input(data, state, key)
         )
         return jax.lax.scan(step, state, keys)
 

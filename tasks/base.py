@@ -52,8 +52,8 @@ class UnrolledSystem(ABC):
         """Returns ``s_0``, the state before an episode of `horizon` steps."""
 
     @abstractmethod
-    def sample_input(self, data: Data, key: PRNGKeyArray) -> Input:
-        """Samples ``x_t``: a batch, a disturbance, or nothing."""
+    def sample_input(self, data: Data, state: State, key: PRNGKeyArray) -> Input:
+        """Samples ``x_t``, seen from ``s_{t-1}``: a batch, a character, or nothing."""
 
     @abstractmethod
     def step(self, theta: Theta, state: State, x: Input) -> tuple[State, Loss]:

@@ -52,3 +52,19 @@ def sample(examples: Examples, batch_size: int, key: PRNGKeyArray) -> Examples:
     """Draws a batch with replacement."""
     rows = jax.random.randint(key, (batch_size,), 0, len(examples.labels))
     return jax.tree.map(lambda x: x[rows], examples)
+
+
+NUM_CHARACTERS = 27  # the letters, and a space for everything else
+
+
+def text() -> Int[Array, " characters"]:
+    """Loads the descriptions that scikit-learn has of its datasets, as a text.
+
+    Some 15,000 characters: letters of any case become 1 to 26, all else 0.
+    """
+    module = importlib.import_module("sklearn.datasets")
+    names = ("breast_cancer", "diabetes", "digits", "iris", "linnerud", "wine")
+    whole = " ".join(getattr(module, f"load_{name}")().DESCR for name in names)
+    codes = np.frombuffer(whole.lower().encode("ascii", "replace"), np.uint8)
+    is_letter = (codes >= ord("a")) & (codes <= ord("z"))
+    return jnp.asarray(np.where(is_letter, codes - ord("a") + 1, 0), jnp.int32)

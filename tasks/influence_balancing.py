@@ -37,7 +37,9 @@ class InfluenceBalancing(UnrolledSystem):
         return jnp.ones(self.dim, jnp.float32)
 
     @override
-    def sample_input(self, data: Data, key: PRNGKeyArray) -> None:
+    def sample_input(
+        self, data: Data, state: Float[Array, " dim"], key: PRNGKeyArray
+    ) -> None:
         return None
 
     @override

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from tasks.base import Task, UnrolledSystem
+from tasks.character_lstm import CharacterLSTM
 from tasks.influence_balancing import InfluenceBalancing
 from tasks.mlp import MLPClassification
 from tasks.quadratic import RandomQuadratic
@@ -39,6 +40,9 @@ ZOO: dict[str, Entry] = {
     ),
     "toy-regression": Entry(
         ToyRegression(), "The PES paper's two-parameter surface with local minima."
+    ),
+    "character-lstm": Entry(
+        CharacterLSTM(), "Weights of a 5-unit LSTM on characters, as theta itself."
     ),
     "influence-balancing": Entry(
         InfluenceBalancing(), "A linear system on which short windows mislead."

@@ -45,7 +45,7 @@ class ARTBP(EpisodeEstimator):
 
     @property
     @override
-    def steps_per_member(self):
+    def steps_per_update(self):
         return self.mean_length()
 
     @override

@@ -31,6 +31,8 @@ class GradientEstimator(ABC):
 
     derivatives: ClassVar[Derivatives]
     """What it needs of the system besides the values of its loss."""
+    num_unrolls: ClassVar[int]
+    """Trajectories that each member unrolls side by side."""
 
     truncation: Truncation
 
@@ -46,13 +48,13 @@ class GradientEstimator(ABC):
 
     @property
     @abstractmethod
-    def steps_per_member(self) -> float:
-        """Steps of the system that one update takes for each, on average."""
+    def steps_per_update(self) -> float:
+        """Steps that each episode moves on by in an update, on average."""
 
     @property
     def num_inner_steps(self) -> float:
         """Steps of the system that one update takes, over the whole population."""
-        return self.population_size * self.steps_per_member
+        return self.population_size * self.num_unrolls * self.steps_per_update
 
     @abstractmethod
     def init(

@@ -28,6 +28,7 @@ class EpisodeEstimator(GradientEstimator):
     """A population of episodes, all at the same theta and at different ages."""
 
     derivatives: ClassVar[Derivatives] = "reverse"
+    num_unrolls: ClassVar[int] = 1
     one_by_one: ClassVar[bool] = False
     """Whether members differ in how much work they are."""
 

@@ -32,6 +32,7 @@ class PairEstimator(GradientEstimator):
     """
 
     derivatives: ClassVar[Derivatives] = "none"
+    num_unrolls: ClassVar[int] = 2
 
     truncation: Truncation
     num_pairs: int = 64

@@ -46,7 +46,7 @@ class ForwardEstimator(EpisodeEstimator):
 
     @property
     @override
-    def steps_per_member(self):
+    def steps_per_update(self):
         return self.truncation.length
 
     @override

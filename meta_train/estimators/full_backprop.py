@@ -22,7 +22,7 @@ class FullBackprop(EpisodeEstimator):
 
     @property
     @override
-    def steps_per_member(self):
+    def steps_per_update(self):
         return self.truncation.horizon
 
     @override

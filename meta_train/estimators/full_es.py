@@ -22,8 +22,8 @@ class FullES(PairEstimator):
 
     @property
     @override
-    def steps_per_member(self):
-        return 2 * self.truncation.horizon
+    def steps_per_update(self):
+        return self.truncation.horizon
 
     @override
     def init_pair(self, system, data, theta, end, key):

@@ -49,8 +49,8 @@ class GeneralizedPES(PairEstimator):
 
     @property
     @override
-    def steps_per_member(self):
-        return 2 * self.truncation.length
+    def steps_per_update(self):
+        return self.truncation.length
 
     @override
     def init_pair(self, system, data, theta, end, key):

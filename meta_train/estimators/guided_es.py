@@ -34,6 +34,7 @@ class GuidedES(GradientEstimator):
     """
 
     derivatives: ClassVar[Derivatives] = "none"
+    num_unrolls: ClassVar[int] = 2
 
     truncation: Truncation
     num_pairs: int = 64
@@ -69,8 +70,8 @@ class GuidedES(GradientEstimator):
 
     @property
     @override
-    def steps_per_member(self) -> float:
-        return 2 * self.truncation.horizon
+    def steps_per_update(self) -> float:
+        return self.truncation.horizon
 
     @override
     def init(

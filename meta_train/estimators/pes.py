@@ -35,8 +35,8 @@ class PES(PairEstimator):
 
     @property
     @override
-    def steps_per_member(self):
-        return 2 * self.truncation.length
+    def steps_per_update(self):
+        return self.truncation.length
 
     @override
     def init_pair(self, system, data, theta, end, key):

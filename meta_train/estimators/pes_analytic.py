@@ -34,6 +34,7 @@ class PESAnalytic(PairEstimator):
     """PES for the past, backpropagation for the window: far less variance."""
 
     derivatives: ClassVar[Derivatives] = "reverse"
+    num_unrolls: ClassVar[int] = 3
 
     @property
     @override
@@ -42,8 +43,8 @@ class PESAnalytic(PairEstimator):
 
     @property
     @override
-    def steps_per_member(self):
-        return 3 * self.truncation.length
+    def steps_per_update(self):
+        return self.truncation.length
 
     @override
     def init_pair(self, system, data, theta, end, key):

@@ -30,7 +30,7 @@ class Reparameterization(EpisodeEstimator):
 
     @property
     @override
-    def steps_per_member(self):
+    def steps_per_update(self):
         window = self.truncation
         return window.horizon if self.whole_episodes else window.length
 

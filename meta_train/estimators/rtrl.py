@@ -36,8 +36,8 @@ class _WithJacobian(CarriesDerivative):
         return RTRLState(start.state, jacobian, grad=jnp.zeros_like(start.theta))
 
     @override
-    def sample_input(self, data, key):
-        return self.system.sample_input(data, key)
+    def sample_input(self, data, state, key):
+        return self.system.sample_input(data, state.state, key)
 
     @override
     def step(self, theta, state, x):

@@ -19,7 +19,7 @@ class TruncatedBackprop(EpisodeEstimator):
 
     @property
     @override
-    def steps_per_member(self):
+    def steps_per_update(self):
         return self.truncation.length
 
     @override

@@ -1,6 +1,7 @@
 """Truncated ES: PES without memory, hence biased."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 from typing_extensions import override
@@ -15,6 +16,8 @@ class TruncatedES(PairEstimator):
     Blind to how theta shaped that state: biased unless a window is an episode.
     """
 
+    num_unrolls: ClassVar[int] = 3
+
     @property
     @override
     def is_unbiased(self):
@@ -22,8 +25,8 @@ class TruncatedES(PairEstimator):
 
     @property
     @override
-    def steps_per_member(self):
-        return 3 * self.truncation.length
+    def steps_per_update(self):
+        return self.truncation.length
 
     @override
     def init_pair(self, system, data, theta, end, key):

@@ -41,9 +41,9 @@ class _WithFactors(CarriesDerivative):
         )
 
     @override
-    def sample_input(self, data, key):
+    def sample_input(self, data, state, key):
         key_input, key_signs = jax.random.split(key)
-        return self.system.sample_input(data, key_input), key_signs
+        return self.system.sample_input(data, state.state, key_input), key_signs
 
     @override
     def step(self, theta, state, x):

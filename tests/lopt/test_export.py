@@ -75,7 +75,7 @@ def test_what_loads_takes_the_meta_trained_steps(name, task, jit, tmp_path, key)
     params, opt_state = state.params, exported.init(state.params)
     step = jax.jit(step) if jit else step
     for i in range(3):
-        batch = system.sample_input(data, jax.random.fold_in(key, i))
+        batch = system.sample_input(data, state, jax.random.fold_in(key, i))
         state, _ = system.step(theta, state, batch)
         params, opt_state = step(params, opt_state, batch)
         if jit:

@@ -1,0 +1,289 @@
+"""How good an estimator is on a system: its bias, its variance and what it costs."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from jaxtyping import PRNGKeyArray
+
+from lopt.describe import convert
+from lopt.errors import UserError, find
+from meta_train.compatibility import check, reason_against
+from meta_train.estimators import (
+    ESTIMATORS,
+    FullBackprop,
+    FullES,
+    GradientEstimator,
+)
+from meta_train.program import Cost, cost
+from meta_train.truncation import Episode
+from tasks.base import Data, State, Theta, UnrolledSystem
+
+
+class Measurement(NamedTuple):
+    """Of an estimator at a fixed theta.
+
+    Attributes:
+        mean: The mean estimate, over whole episodes of independent populations.
+        error: Its standard error, over all coordinates together.
+        variance: Total variance of one estimate, around that mean.
+        seconds: For one estimate.
+        cost: Of one estimate, as compiled.
+    """
+
+    mean: np.ndarray
+    error: float
+    variance: float
+    seconds: float
+    cost: Cost
+
+
+class Diagnosis(NamedTuple):
+    """An estimator against the reference; not-a-number is what was too slow to know.
+
+    Attributes:
+        estimator: Which one, with its hyperparameters.
+        bias: Distance of its mean from the reference, what noise explains taken off,
+            over the length of the reference.
+        bias_error: Standard error of that distance: a bias below two is none.
+        cosine: Between its mean and the reference.
+        variance: Total variance of one estimate over the reference's squared length.
+        signal_to_noise: The square of the mean's part along the reference, with its
+            sign, over the variance.
+        seconds: For one estimate.
+        cost: FLOPs and bytes of one estimate.
+    """
+
+    estimator: GradientEstimator
+    bias: float
+    bias_error: float
+    cosine: float
+    variance: float
+    signal_to_noise: float
+    seconds: float
+    cost: Cost
+
+    @property
+    def signal_per_second(self) -> float:
+        """What to choose by: how fast averaging estimates shows where to go."""
+        return self.signal_to_noise / self.seconds
+
+    @property
+    def num_windows(self) -> int:
+        """Windows in an episode; one for what unrolls whole episodes."""
+        steps = self.estimator.steps_per_update
+        return max(round(self.estimator.truncation.horizon / steps), 1)
+
+
+def candidates(
+    estimator: GradientEstimator,
+    system: UnrolledSystem,
+    data: Data,
+    theta: Theta,
+    *,
+    names: Sequence[str] = (),
+    lengths: Sequence[int] = (),
+    population: int = 8,
+) -> tuple[list[GradientEstimator], list[str]]:
+    """Returns estimators to compare, the reference first, and why others cannot be.
+
+    The reference is exact backpropagation, or full ES where there is none.
+
+    Args:
+        estimator: What they share their fields with.
+        system: What they are to work on.
+        data: What its `load` returned.
+        theta: Its outer parameters.
+        names: Which ones, all if empty; one that is named must work.
+        lengths: Of windows, those of `estimator` if empty.
+        population: Members of each.
+    """
+    kinds = [find("estimator", name, ESTIMATORS) for name in names]
+    differentiable = reason_against("reverse", system, data, theta) is None
+    reference = FullBackprop if differentiable else FullES
+    chosen, refused = [], []
+    for kind in dict.fromkeys([reference, *(kinds or ESTIMATORS.values())]):
+        for length in lengths or [estimator.truncation.length]:
+            try:
+                window = dataclasses.replace(estimator.truncation, length=length)
+            except ValueError as error:
+                raise UserError(str(error)) from error
+            size = {"num_pairs": population, "num_episodes": population}
+            other = convert(estimator, kind, truncation=window, **size)
+            try:
+                check(other, system, data, theta)
+            except UserError as error:
+                if kind in kinds:
+                    raise
+                refused.append(str(error))
+                break
+            chosen.append(other)
+            if other.steps_per_update >= window.horizon:
+                break  # windows do not matter to it
+    return chosen, refused
+
+
+def diagnose(
+    estimators: Sequence[GradientEstimator],
+    system: UnrolledSystem,
+    data: Data,
+    theta: Theta,
+    key: PRNGKeyArray,
+    *,
+    seconds: float = 3.0,
+    on_progress: Callable[[str], None] = lambda done: None,
+) -> list[Diagnosis]:
+    """Compares `estimators` with the first of them; most signal per second first.
+
+    Programs are compiled two at a time and measured one at a time.
+
+    Args:
+        estimators: What to compare; the first is the reference.
+        system: What they differentiate.
+        data: What its `load` returned.
+        theta: Where.
+        key: Fixes all randomness.
+        seconds: To measure each for; a second one is finished in any case.
+        on_progress: Called with what was done, twice for each estimator.
+    """
+
+    def compile_one(estimator):
+        probe = _Probe(estimator, system, data, theta)
+        on_progress(f"{type(estimator).__name__} compiled")
+        return probe
+
+    with ThreadPoolExecutor(2) as pool:
+        probes = list(pool.map(compile_one, estimators))
+    measurements = []
+    for i, probe in enumerate(probes):
+        share = 2 * seconds if i == 0 else seconds
+        measurements.append(probe.measure(share, jax.random.fold_in(key, i)))
+        on_progress(f"{type(probe.estimator).__name__} measured")
+    results = [
+        _compare(estimator, measurement, measurements[0])
+        for estimator, measurement in zip(estimators, measurements, strict=True)
+    ]
+    known = lambda x: -math.inf if math.isnan(x) else x
+    return sorted(results, key=lambda r: known(r.signal_per_second), reverse=True)
+
+
+class _Probe:
+    """An estimator on a system, compiled."""
+
+    def __init__(
+        self,
+        estimator: GradientEstimator,
+        system: UnrolledSystem,
+        data: Data,
+        theta: Theta,
+    ):
+        self.estimator = estimator
+        self._arguments = (data, theta)
+
+        def init(data, theta, key):
+            return estimator.init(system, data, theta, key)
+
+        def run(data, theta, state, key, num):
+            def update(i, carry):
+                state, total, squares = carry
+                estimate, state = estimator.update(
+                    system, data, theta, state, jax.random.fold_in(key, i)
+                )
+                flat, _ = ravel_pytree(estimate.grad)
+                return state, total + flat, squares + flat @ flat
+
+            flat, _ = ravel_pytree(theta)
+            carry = (state, jnp.zeros_like(flat), jnp.zeros((), flat.dtype))
+            return jax.lax.fori_loop(0, num, update, carry)
+
+        key = jax.random.key(0)
+        self._init = jax.jit(init).lower(data, theta, key).compile()
+        state = jax.eval_shape(init, data, theta, key)
+        self._has_episodes = _has_episodes(state)
+        lowered = jax.jit(run, donate_argnums=2).lower(
+            data, theta, state, key, jnp.asarray(1, jnp.int32)
+        )
+        self._run = lowered.compile()
+        self.cost = cost(self._run)
+
+    def measure(self, seconds: float, key: PRNGKeyArray) -> Measurement:
+        """Repeats whole episodes of fresh populations for about so many seconds."""
+        truncation, estimator = self.estimator.truncation, self.estimator
+        num_updates, num_first = 1, 0
+        if self._has_episodes:
+            num_updates = math.ceil(truncation.horizon / estimator.steps_per_update)
+            num_first = num_updates  # the first episodes are cut short
+        means, squares = [], []
+        start, spent, done = time.perf_counter(), 0.0, 0
+        pace = self._pace(key)
+        affordable = 2 * (num_first + num_updates) * pace < 5 * seconds
+        while affordable and (len(means) < 2 or time.perf_counter() - start < seconds):
+            key_init, key_first, key_run = jax.random.split(
+                jax.random.fold_in(key, len(means)), 3
+            )
+            state = self._init(*self._arguments, key_init)
+            state, *_ = self._call(state, key_first, num_first)
+            begin = time.perf_counter()
+            _, total, square = self._call(state, key_run, num_updates)
+            spent += time.perf_counter() - begin
+            done += num_updates
+            means.append(total / num_updates)
+            squares.append(square / num_updates)
+        if not affordable:
+            unknown = np.full_like(ravel_pytree(self._arguments[1])[0], np.nan)
+            return Measurement(unknown, np.nan, np.nan, pace, self.cost)
+        whole = np.asarray(means, np.float64)
+        mean = whole.mean(axis=0)
+        error = math.sqrt(whole.var(axis=0, ddof=1).sum() / len(whole))
+        # The square of a mean is too large by the variance of the mean.
+        variance = max(float(np.mean(squares)) - (mean @ mean - error**2), 0.0)
+        return Measurement(mean, error, variance, spent / done, self.cost)
+
+    def _pace(self, key: PRNGKeyArray) -> float:
+        """Returns the seconds that one estimate takes, roughly."""
+        state = self._init(*self._arguments, key)
+        state, *_ = self._call(state, key, 1)
+        begin = time.perf_counter()
+        self._call(state, key, 1)
+        return time.perf_counter() - begin
+
+    def _call(self, state: State, key: PRNGKeyArray, num: int) -> Any:
+        num_updates = jnp.asarray(num, jnp.int32)
+        state, total, squares = self._run(*self._arguments, state, key, num_updates)
+        return state, np.asarray(total), float(squares)
+
+
+def _has_episodes(state: State) -> bool:
+    is_episode = lambda x: isinstance(x, Episode)
+    return any(map(is_episode, jax.tree.leaves(state, is_leaf=is_episode)))
+
+
+def _compare(
+    estimator: GradientEstimator, measured: Measurement, reference: Measurement
+) -> Diagnosis:
+    squared = max(reference.mean @ reference.mean - reference.error**2, 0.0)
+    length = math.sqrt(squared) if squared > 0 else math.nan
+    same = measured is reference
+    error = math.hypot(measured.error, 0.0 if same else reference.error)
+    distance = float(np.linalg.norm(measured.mean - reference.mean))
+    along = float(measured.mean @ reference.mean) / np.linalg.norm(reference.mean)
+    signal = math.copysign(along**2, along)
+    return Diagnosis(
+        estimator=estimator,
+        bias=math.sqrt(max(distance**2 - error**2, 0.0)) / length
+        if not math.isnan(distance)
+        else math.nan,
+        bias_error=error / length,
+        cosine=along / float(np.linalg.norm(measured.mean)),
+        variance=measured.variance / length**2,
+        signal_to_noise=signal / measured.variance if measured.variance else math.inf,
+        seconds=measured.seconds,
+        cost=measured.cost,
+    )

@@ -1,0 +1,93 @@
+"""An LSTM that predicts characters, its weights the outer parameters themselves."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from typing_extensions import override
+
+from tasks import datasets
+from tasks.base import Horizon, Loss, State, Theta, UnrolledSystem
+
+
+class _Cell(nn.Module):
+    width: int
+
+    @override
+    @nn.compact
+    def __call__(self, carry, token: Int[Array, ""]):
+        embedded = nn.Embed(datasets.NUM_CHARACTERS, self.width)(token)
+        carry, output = nn.OptimizedLSTMCell(self.width)(carry, embedded)
+        return carry, nn.Dense(datasets.NUM_CHARACTERS)(output)
+
+
+class CharacterState(struct.PyTreeNode):
+    """What the network remembers, and where in the text it is."""
+
+    carry: tuple[Float[Array, "..."], Float[Array, "..."]]
+    position: Int[Array, "..."]
+
+
+@dataclass(frozen=True)
+class CharacterLSTM(UnrolledSystem):
+    """Next-character cross-entropy along a text, from a random place in it."""
+
+    width: int = 5
+    """Hidden units, and size of the embedding."""
+    random_start: bool = True
+    """Whether episodes start anywhere in the text, or all at its beginning."""
+
+    def __post_init__(self):
+        if self.width < 1:
+            raise ValueError(f"`width` must be at least 1; got {self.width}. Try 5.")
+
+    @override
+    def load(self) -> Int[Array, " characters"]:
+        return datasets.text()
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        return _Cell(self.width).init(key, self._blank(), jnp.zeros((), jnp.int32))
+
+    @override
+    def init_state(
+        self,
+        theta: Theta,
+        data: Int[Array, " characters"],
+        horizon: Horizon,
+        key: PRNGKeyArray,
+    ) -> CharacterState:
+        position = jax.random.randint(key, (), 0, data.size)
+        if not self.random_start:
+            position = jnp.zeros_like(position)
+        return CharacterState(carry=self._blank(), position=position)
+
+    @override
+    def sample_input(
+        self, data: Int[Array, " characters"], state: CharacterState, key: PRNGKeyArray
+    ) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """Returns the character at the state's position and the one to be guessed."""
+        return data[state.position], data[(state.position + 1) % data.size]
+
+    @override
+    def step(
+        self,
+        theta: Theta,
+        state: CharacterState,
+        x: tuple[Int[Array, ""], Int[Array, ""]],
+    ) -> tuple[CharacterState, Loss]:
+        token, target = x
+        carry, logits = cast(
+            tuple[State, Array], _Cell(self.width).apply(theta, state.carry, token)
+        )
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, target)
+        return CharacterState(carry, state.position + 1), loss
+
+    def _blank(self) -> tuple[Float[Array, " width"], Float[Array, " width"]]:
+        zeros = jnp.zeros(self.width, jnp.float32)
+        return zeros, zeros

@@ -84,16 +84,19 @@ class _Estimators:
     """Pairs or episodes in an estimate; signal per second hardly depends on it."""
     seconds: float = 2.0
     """Time to measure each for, besides the time to compile it."""
+    minutes: float = 2.5
+    """Time for everything, about; what cannot be reached in it is left out."""
     seed: int = 0
     """Fixes all randomness."""
     out: Path | None = None
     """Directory for figure and numbers; runs/estimators/PRESET by default."""
 
     def __post_init__(self):
-        if self.population < 1 or not self.seconds > 0:
+        if self.population < 1 or not min(self.seconds, self.minutes) > 0:
             raise ValueError(
-                "`population` must be at least 1 and `seconds` positive; got "
-                f"population={self.population}, seconds={self.seconds}. Try 8 and 2."
+                "`population` must be at least 1, `seconds` and `minutes` positive; "
+                f"got population={self.population}, seconds={self.seconds}, "
+                f"minutes={self.minutes}. Try 8, 2 and 2.5."
             )
 
 
@@ -149,14 +152,26 @@ def estimators(arguments: Sequence[str]) -> int:
             theta,
             key,
             seconds=options.seconds,
+            minutes=options.minutes,
             on_progress=progress.advance,
         )
+        reached = {result.estimator for result in results}
+        missing = [_label(other) for other in chosen if other not in reached]
+        if missing:
+            progress.say(
+                f"No time left for {', '.join(missing)}. Try --minutes "
+                f"{3 * options.minutes:g}, or --estimators with their names."
+            )
     progress.console.print(estimator_report.table(results, chosen[0]))
     about = {"preset": name, "seed": options.seed, "system": to_dict(system)}
     estimator_report.write(out, results, about)
     paths = f"{out / 'variance.png'}, {out / 'estimators.json'}"
     progress.say(f"Figure and numbers: {paths}")
     return 0
+
+
+def _label(estimator) -> str:
+    return f"{type(estimator).__name__} (K={estimator.truncation.length})"
 
 
 def tasks(arguments: Sequence[str]) -> int:

@@ -137,12 +137,14 @@ def diagnose(
     theta: Theta,
     key: PRNGKeyArray,
     *,
-    seconds: float = 3.0,
+    seconds: float = 2.0,
+    minutes: float = math.inf,
     on_progress: Callable[[str], None] = lambda done: None,
 ) -> list[Diagnosis]:
     """Compares `estimators` with the first of them; most signal per second first.
 
-    Programs are compiled two at a time and measured one at a time.
+    Programs are compiled two at a time and measured one at a time. Those that cannot
+    be begun within 60 % of the `minutes` are left out; two are always there.
 
     Args:
         estimators: What to compare; the first is the reference.
@@ -150,31 +152,35 @@ def diagnose(
         data: What its `load` returned.
         theta: Where.
         key: Fixes all randomness.
-        seconds: To measure each for; a second one is finished in any case.
+        seconds: To measure each for; what takes eight times as long is not measured.
+        minutes: For all of it, about.
         on_progress: Called with what was done, twice for each estimator.
     """
+    deadline = time.monotonic() + 60 * minutes * 0.6
 
     def compile_one(estimator):
-        probe = _Probe(estimator, system, data, theta)
+        if estimator not in estimators[:2] and time.monotonic() > deadline:
+            return None
+        probe = Probe(estimator, system, data, theta)
         on_progress(f"{type(estimator).__name__} compiled")
         return probe
 
     with ThreadPoolExecutor(2) as pool:
-        probes = list(pool.map(compile_one, estimators))
+        probes = [p for p in pool.map(compile_one, estimators) if p is not None]
     measurements = []
     for i, probe in enumerate(probes):
         share = 2 * seconds if i == 0 else seconds
         measurements.append(probe.measure(share, jax.random.fold_in(key, i)))
         on_progress(f"{type(probe.estimator).__name__} measured")
     results = [
-        _compare(estimator, measurement, measurements[0])
-        for estimator, measurement in zip(estimators, measurements, strict=True)
+        _compare(probe.estimator, measurement, measurements[0])
+        for probe, measurement in zip(probes, measurements, strict=True)
     ]
     known = lambda x: -math.inf if math.isnan(x) else x
     return sorted(results, key=lambda r: known(r.signal_per_second), reverse=True)
 
 
-class _Probe:
+class Probe:
     """An estimator on a system, compiled."""
 
     def __init__(
@@ -223,7 +229,7 @@ class _Probe:
         means, squares = [], []
         start, spent, done = time.perf_counter(), 0.0, 0
         pace = self._pace(key)
-        affordable = 2 * (num_first + num_updates) * pace < 5 * seconds
+        affordable = 2 * (num_first + num_updates) * pace < 8 * seconds
         while affordable and (len(means) < 2 or time.perf_counter() - start < seconds):
             key_init, key_first, key_run = jax.random.split(
                 jax.random.fold_in(key, len(means)), 3
@@ -249,10 +255,14 @@ class _Probe:
     def _pace(self, key: PRNGKeyArray) -> float:
         """Returns the seconds that one estimate takes, roughly."""
         state = self._init(*self._arguments, key)
-        state, *_ = self._call(state, key, 1)
-        begin = time.perf_counter()
-        self._call(state, key, 1)
-        return time.perf_counter() - begin
+        pace = math.inf
+        for _ in range(2):  # the first call is slower
+            begin = time.perf_counter()
+            state, *_ = self._call(state, key, 1)
+            pace = min(pace, time.perf_counter() - begin)
+            if pace > 1.0:
+                break
+        return pace
 
     def _call(self, state: State, key: PRNGKeyArray, num: int) -> Any:
         num_updates = jnp.asarray(num, jnp.int32)
@@ -281,7 +291,7 @@ def _compare(
         if not math.isnan(distance)
         else math.nan,
         bias_error=error / length,
-        cosine=along / float(np.linalg.norm(measured.mean)),
+        cosine=float(along / np.linalg.norm(measured.mean)),
         variance=measured.variance / length**2,
         signal_to_noise=signal / measured.variance if measured.variance else math.inf,
         seconds=measured.seconds,

@@ -62,8 +62,10 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 
 _FLOATS = {"f16", "bf16", "f32", "f64"}
-_ELEMENTWISE = set(
-    ["abs", "add", "atan2", "cbrt", "ceil", "clamp", "cosine", "divide", "erf", "exponential", "floor", "log", "logistic", "exponential-minus-one", "log-plus-one", "maximum", "minimum", "multiply", "negate", "power", "remainder", "round-nearest-even", "rsqrt", "sign", "sine", "sqrt", "subtract", "tan", "tanh"]
+_ELEMENTWISE = re.compile(
+    "abs|add|atan2|cbrt|ceil|clamp|cosine|divide|erf|exponential(-minus-one)?|floor|"
+    "log(-plus-one)?|logistic|maximum|minimum|multiply|negate|power|remainder|"
+    "round-nearest-even|rsqrt|sign|sine|sqrt|subtract|tanh?"
 )
 
 
@@ -94,7 +96,7 @@ def count_flops(text: str) -> float:
         if i.op == "convolution":
             kernel = others[i.operands[1]]
             return 2.0 * i.size * kernel.size / max(_features(i, kernel), 1)
-        if i.op in _ELEMENTWISE and i.dtype in _FLOATS:
+        if _ELEMENTWISE.fullmatch(i.op) and i.dtype in _FLOATS:
             return float(i.size)
         return called
 

@@ -19,18 +19,18 @@ ESTIMATORS: dict[str, type[GradientEstimator]] = {
     kind.__name__: kind
     for kind in (
         PES,
-        PESAnalytic,
-        GeneralizedPES,
         NoiseReuseES,
-        FullES,
-        TruncatedES,
-        GuidedES,
-        FullBackprop,
         TruncatedBackprop,
-        Reparameterization,
-        ARTBP,
-        RTRL,
+        TruncatedES,
+        FullES,
         UORO,
+        PESAnalytic,
+        FullBackprop,
+        GeneralizedPES,
+        ARTBP,
+        Reparameterization,
+        GuidedES,
+        RTRL,
     )
 }
 

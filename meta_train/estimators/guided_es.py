@@ -131,7 +131,6 @@ def orthonormal(guides: Float[Array, "k size"]) -> Float[Array, "rank size"]:
 
     There are no guides before the first estimates, and no more than `size`.
     """
-    columns, triangle = jnp.linalg.qr(guides.T)
-    weights = jnp.abs(jnp.diagonal(triangle))
-    is_real = weights > 1e-6 * jnp.maximum(weights.max(), 1e-30)
-    return jnp.where(is_real[:, None], columns.T, 0.0)
+    _, sizes, basis = jnp.linalg.svd(guides, full_matrices=False)
+    is_real = sizes > 1e-6 * jnp.maximum(sizes.max(), 1e-30)
+    return jnp.where(is_real[:, None], basis, 0.0)

@@ -7,13 +7,29 @@ import numpy as np
 import pytest
 
 from lopt.schedules import ScheduledSGD
-from meta_train.estimators import ESTIMATORS, PES, FullES, TruncatedES
+from meta_train.estimators import (
+    ARTBP,
+    ESTIMATORS,
+    PES,
+    RTRL,
+    FullBackprop,
+    FullES,
+    GeneralizedPES,
+    GuidedES,
+    NoiseReuseES,
+    PESAnalytic,
+    TruncatedES,
+)
 from meta_train.estimators.evolution import antithetic, draw_noise, pair_sample
+from meta_train.estimators.guided_es import orthonormal
 from meta_train.estimators.population import average, cap_losses, make_sample
 from meta_train.inner_training import InnerTraining
 from meta_train.truncation import Episode, Truncation
+from meta_train.unroll import unroll
+from tasks.character_lstm import CharacterLSTM
 from tasks.influence_balancing import InfluenceBalancing
 from tasks.quadratic import RandomQuadratic
+from tests.meta_train.estimators.truth import Recurrence
 
 SYSTEM = InnerTraining(RandomQuadratic(dim=4), ScheduledSGD())
 
@@ -164,3 +180,134 @@ def test_the_accumulator_is_the_noise_since_the_episode_began(key):
         noise = draw_noise(theta, 4, 0.1, jax.random.split(update_key)[0])
         expected = noise if i == 3 else expected + noise  # 3 windows to an episode
         np.testing.assert_allclose(state.accumulator, expected, rtol=1e-5)
+
+
+def updates(estimator, system, num, key):
+    """Returns the estimates of `num` updates at a fixed theta, and the last state."""
+    data, theta = system.load(), system.init_theta(key)
+
+    def update(state, key):
+        estimate, state = estimator.update(system, data, theta, state, key)
+        return state, estimate.grad
+
+    state = estimator.init(system, data, theta, key)
+    return jax.lax.scan(update, state, jax.random.split(key, num))[1]
+
+
+NOISY = InnerTraining(RandomQuadratic(dim=4, noise_std=1.0), ScheduledSGD(0.1))
+
+
+@pytest.mark.parametrize("length", [1, 4, 10])
+def test_generalized_pes_renewed_with_each_window_is_pes(length, key):
+    truncation = Truncation(length, horizon=20)
+    pes = PES(truncation, num_pairs=8, std=0.1)
+    general = GeneralizedPES(truncation, num_pairs=8, std=0.1, period=length)
+    # Compiled, the two are fused in different ways, which may round the last bit.
+    with jax.disable_jit():
+        ours, theirs = (updates(e, NOISY, 12, key) for e in (general, pes))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("length", [1, 4, 10])
+@pytest.mark.parametrize("period", [20, 400])
+def test_generalized_pes_renewed_once_an_episode_is_noise_reuse(length, period, key):
+    truncation = Truncation(length, horizon=20)
+    reuse = NoiseReuseES(truncation, num_pairs=8, std=0.1)
+    general = GeneralizedPES(truncation, num_pairs=8, std=0.1, period=period)
+    ours, theirs = (updates(e, NOISY, 30, key) for e in (general, reuse))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("system", [NOISY, CharacterLSTM(width=3)])
+def test_rtrl_is_full_backprop_with_the_same_inputs(system, key):
+    truncation = Truncation(length=20, horizon=20, staggered=False)
+    exact, online = (
+        updates(kind(truncation, num_episodes=4), system, 3, key)
+        for kind in (FullBackprop, RTRL)
+    )
+    flat = lambda tree: jax.flatten_util.ravel_pytree(tree)[0]
+    difference = jnp.linalg.norm(flat(online) - flat(exact))
+    assert difference < 1e-4 * jnp.linalg.norm(flat(exact))
+
+
+def test_rtrl_in_windows_is_rtrl_of_the_episode(key):
+    system = Recurrence()  # nothing is random, so windows see what the episode sees
+    grads = [
+        updates(
+            RTRL(Truncation(length, 12, staggered=False), num_episodes=1),
+            system,
+            12 // length,
+            key,
+        )
+        for length in (1, 3, 12)
+    ]
+    means = [jax.tree.map(lambda g: g.mean(axis=0), grad) for grad in grads]
+    chex.assert_trees_all_close(*means, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [7, 12, 13, 100])
+def test_rematerialising_changes_nothing(length, key):
+    data, theta = NOISY.load(), NOISY.init_theta(key)
+    state = NOISY.init_state(theta, data, length, key)
+
+    def total(theta, remat):
+        return unroll(NOISY, data, theta, state, length, key, remat=remat)[1].sum()
+
+    plain, again = (jax.value_and_grad(total)(theta, remat) for remat in (False, True))
+    chex.assert_trees_all_close(plain, again, rtol=1e-5)
+
+
+def test_guided_es_estimates_the_gradient_through_its_covariance(key):
+    dim, guides = 5, jnp.asarray([[1.0, 2.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0, 0.0]])
+    slope = jnp.asarray([1.0, -2.0, 3.0, 0.5, -1.0])
+
+    class Linear(InfluenceBalancing):
+        def init_state(self, theta, data, horizon, key):
+            return jnp.zeros(self.dim)
+
+        def step(self, theta, state, x):
+            return state, theta @ slope
+
+    guided = GuidedES(Truncation(1, 1), 20_000, std=0.1, num_guides=2, alpha=0.3)
+    state = jnp.broadcast_to(guides, (20_000, 2, dim))
+    estimate, following = guided.update(Linear(), (), jnp.zeros(dim), state, key)
+    basis, _ = np.linalg.qr(guides.T)
+    covariance = 0.3 / dim * np.eye(dim) + 0.7 / 2 * basis @ basis.T
+    expected = guided.beta * covariance @ slope
+    np.testing.assert_allclose(estimate.grad, expected, atol=0.1)
+    np.testing.assert_array_equal(following[7, 0], guides[1])
+    np.testing.assert_array_equal(following[7, 1], estimate.grad)
+
+
+def test_guides_that_are_not_there_yet_do_not_guide():
+    basis = orthonormal(jnp.asarray([[0.0, 0.0, 0.0], [3.0, 4.0, 0.0]]))
+    np.testing.assert_allclose(abs(basis), [[0.6, 0.8, 0], [0, 0, 0]], atol=1e-6)
+    np.testing.assert_array_equal(orthonormal(jnp.zeros((2, 3))), np.zeros((2, 3)))
+
+
+def test_artbp_covers_as_many_steps_as_it_says(key):
+    truncation = Truncation(length=2, horizon=20, staggered=False)
+    artbp = ARTBP(truncation, num_episodes=64, num_windows=3.0)
+    system = Recurrence()
+    theta = system.init_theta(key)
+
+    def update(state, key):
+        _, following = artbp.update(system, (), theta, state, key)
+        steps = jnp.where(following.is_new, 20, following.age) - state.age
+        return following, steps
+
+    state = artbp.init(system, (), theta, key)
+    steps = jax.lax.scan(update, state, jax.random.split(key, 200))[1][20:]
+    error = steps.mean(axis=0).std(ddof=1) / np.sqrt(64)
+    assert error < 0.05 * artbp.mean_length()
+    assert abs(steps.mean() - artbp.mean_length()) < 4 * error
+
+
+def test_analytic_pes_has_far_less_variance_on_text(key):
+    truncation = Truncation(length=10, horizon=100)
+    variances = []
+    for kind in (PES, PESAnalytic):
+        grads = updates(kind(truncation, 32, std=0.01), CharacterLSTM(), 100, key)
+        flat = jax.vmap(lambda g: jax.flatten_util.ravel_pytree(g)[0])(grads)[10:]
+        variances.append(float(flat.var(axis=0, ddof=1).sum()))
+    assert variances[0] > 5 * variances[1]

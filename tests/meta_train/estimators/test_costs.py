@@ -1,0 +1,99 @@
+"""What estimators cost, from the compiled programs, grows as the paper's table says."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from meta_train.diagnostics import Probe
+from meta_train.estimators import ESTIMATORS, PES
+from meta_train.truncation import Truncation
+from tasks.base import UnrolledSystem
+
+
+@dataclass(frozen=True)
+class Sized(UnrolledSystem):
+    """As much state and as many parameters as one likes, all of them used."""
+
+    state_size: int
+    theta_size: int
+
+    def load(self):
+        return ()
+
+    def init_theta(self, key):
+        return jnp.linspace(0.0, 0.1, self.theta_size)
+
+    def init_state(self, theta, data, horizon, key):
+        return jax.random.uniform(key, (self.state_size,))
+
+    def sample_input(self, data, state, key):
+        return None
+
+    def step(self, theta, state, x):
+        push = jnp.mean(jnp.sin(theta))
+        state = jnp.tanh(0.5 * state + push)
+        return state, jnp.mean(state**2)
+
+
+def costs(name, *, k=8, t=256, n=4, s=512, p=512):
+    system = Sized(s, p)
+    truncation = Truncation(length=k, horizon=t)
+    estimator = ESTIMATORS[name](truncation, n)
+    theta = system.init_theta(jax.random.key(0))
+    cost = Probe(estimator, system, (), theta).cost
+    return np.array([cost.flops, cost.bytes])
+
+
+def exponents(name, axis, low, high, **others):
+    """Returns how FLOPs and bytes grow with one size: the slope between two."""
+    few = costs(name, **{axis: low}, **others)
+    many = costs(name, **{axis: high}, **others)
+    return np.log(many / few) / np.log(high / low)
+
+
+SMALL = {"s": 64, "p": 8}  # so that RTRL's matrix is not all there is
+# FLOPs and bytes as powers of: window, horizon, members, state, parameters.
+EXPECTED = {
+    "PES": {"k": (1, 0), "t": (0, 0), "n": (1, 1)},
+    "NoiseReuseES": {"k": (1, 0), "t": (0, 0), "n": (1, 1)},
+    "TruncatedES": {"k": (1, 0), "t": (0, 0), "n": (1, 1)},
+    "FullES": {"k": (0, 0), "t": (1, 0), "n": (1, 1)},
+    "TruncatedBackprop": {"k": (1, 1), "t": (0, 0), "n": (1, 1)},
+    "FullBackprop": {"k": (0, 0), "t": (1, 0.5), "n": (1, 1)},
+    "Reparameterization": {"k": (0, 0), "t": (1, 0.5), "n": (1, 1)},
+    "UORO": {"k": (1, 0), "t": (0, 0), "n": (1, 1)},
+    "RTRL": {"k": (1, 0), "t": (0, 0), "n": (1, 1)},
+}
+RANGES = {"k": (16, 64), "t": (256, 4096), "n": (8, 32)}
+
+
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [(name, axis) for name, powers in EXPECTED.items() for axis in powers],
+)
+def test_costs_grow_as_they_should_with(name, axis):
+    sizes = {"p": 32, "s": 2048} if name != "RTRL" else {"p": 16, "s": 512}
+    found = exponents(name, axis, *RANGES[axis], **sizes)
+    np.testing.assert_allclose(found, EXPECTED[name][axis], atol=0.2)
+
+
+@pytest.mark.parametrize("axis", ["s", "p"])
+def test_the_matrix_of_rtrl_is_state_by_parameters(axis):
+    sizes = {"s": 256, "p": 32} if axis == "s" else {"s": 1024, "p": 64}
+    low = sizes.pop(axis)
+    found = exponents("RTRL", axis, low, 4 * low, **sizes)
+    np.testing.assert_allclose(found, (1, 1), atol=0.2)
+
+
+@pytest.mark.parametrize(("s", "p"), [(65_536, 1_024), (16_384, 16_384)])
+def test_a_particle_of_pes_takes_its_state_and_its_noise(s, p):
+    num_pairs = 16
+    system = Sized(s, p)
+    theta = system.init_theta(jax.random.key(0))
+    pes = PES(Truncation(length=8, horizon=64), num_pairs)
+    cost = Probe(pes, system, (), theta).cost
+    floats = cost.bytes / 4 / (2 * num_pairs)
+    assert floats < 1.3 * (s + p)

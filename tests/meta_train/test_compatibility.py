@@ -1,0 +1,119 @@
+"""What cannot work is refused before any work, with what would."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lopt.errors import UserError
+from lopt.mlp import PerParameterMLP
+from meta_train.compatibility import check
+from meta_train.estimators import ESTIMATORS, RTRL, FullBackprop, PESAnalytic
+from meta_train.final_loss import FinalLoss
+from meta_train.inner_training import InnerTraining
+from meta_train.truncation import Truncation
+from tasks.influence_balancing import InfluenceBalancing
+from tasks.mlp import MLPClassification
+
+WINDOWS = Truncation(length=5, horizon=20)
+THETA = jnp.asarray(0.5)
+
+
+@dataclass(frozen=True)
+class Simulator(InfluenceBalancing):
+    """Its loss comes from outside of jax."""
+
+    def step(self, theta, state, x):
+        state, loss = InfluenceBalancing.step(self, theta, state, x)
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        outside = lambda loss: np.asarray(loss, np.float32)
+        return state, jax.pure_callback(outside, shape, loss, vmap_method="expand_dims")
+
+
+@dataclass(frozen=True)
+class Accuracy(InfluenceBalancing):
+    """Its loss has no slope anywhere."""
+
+    def step(self, theta, state, x):
+        state, loss = InfluenceBalancing.step(self, theta, state, x)
+        return state, (loss > 0.5).astype(jnp.float32)
+
+
+@dataclass(frozen=True)
+class MetaLearnedStart(InfluenceBalancing):
+    """Theta acts through the first state alone."""
+
+    def init_state(self, theta, data, horizon, key):
+        return theta * jnp.ones(self.dim)
+
+    def step(self, theta, state, x):
+        return InfluenceBalancing.step(self, jnp.zeros(()), state, x)
+
+
+NEEDY = [name for name, kind in ESTIMATORS.items() if kind.derivatives != "none"]
+CONTENT = [name for name in ESTIMATORS if name not in NEEDY]
+
+
+@pytest.mark.parametrize("system", [Simulator(), Accuracy(), FinalLoss(Accuracy())])
+@pytest.mark.parametrize("name", NEEDY)
+def test_derivatives_are_not_asked_of_what_has_none(name, system):
+    with pytest.raises(UserError, match=r"--estimator PES, which carries \d") as raised:
+        check(ESTIMATORS[name](WINDOWS), system, (), THETA)
+    message = str(raised.value)
+    assert message.startswith(f"{name} differentiates what it unrolls")
+    reason = "callback" if isinstance(system, Simulator) else "piecewise constant"
+    assert reason in message
+    assert "UORO" not in message.split("Try")[-1]
+
+
+@pytest.mark.parametrize("system", [Simulator(), Accuracy(), FinalLoss(Accuracy())])
+@pytest.mark.parametrize("name", CONTENT)
+def test_evolution_strategies_work_on_what_only_runs(name, system, key):
+    estimator = ESTIMATORS[name](WINDOWS, num_pairs=64, std=0.3)
+    check(estimator, system, (), THETA)
+    state = estimator.init(system, (), THETA, key)
+    update = jax.jit(lambda s, k: estimator.update(system, (), THETA, s, k))
+    norms = []
+    for i in range(8):
+        estimate, state = update(state, jax.random.fold_in(key, i))
+        assert jnp.isfinite(estimate.grad)
+        norms.append(float(abs(estimate.grad)))
+    assert max(norms) > 0
+
+
+@pytest.mark.parametrize("system", [InfluenceBalancing(), MetaLearnedStart()])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_nothing_else_is_refused(name, system):
+    check(ESTIMATORS[name](WINDOWS), system, (), THETA)
+
+
+def test_a_jacobian_that_does_not_fit_is_refused_with_its_size():
+    system = InnerTraining(MLPClassification(width=512), PerParameterMLP())
+    data = system.load()
+    theta = jax.eval_shape(system.init_theta, jax.random.key(0))
+    with pytest.raises(UserError, match=r"carries \d+ GB .*64 times") as raised:
+        check(RTRL(WINDOWS), system, data, theta)
+    assert "--estimator UORO, which carries" in str(raised.value)
+
+
+def test_mistakes_of_a_system_are_shown_as_they_are():
+    class Broken(InfluenceBalancing):
+        def step(self, theta, state, x):
+            raise ZeroDivisionError("of the user")
+
+    with pytest.raises(ZeroDivisionError, match="of the user"):
+        check(PESAnalytic(WINDOWS), Broken(), (), THETA)
+
+
+def test_loops_of_unknown_length_cannot_be_backpropagated_through():
+    class Loop(InfluenceBalancing):
+        def step(self, theta, state, x):
+            shrink = lambda s: 0.5 * s
+            state = jax.lax.while_loop(lambda s: s[0] > 1, shrink, state + theta)
+            return state, state[0]
+
+    check(RTRL(WINDOWS), Loop(), (), THETA)
+    with pytest.raises(UserError, match=r"Reverse-mode"):
+        check(FullBackprop(WINDOWS), Loop(), (), THETA)

@@ -1,0 +1,65 @@
+"""The final loss as a sum: what it adds up to, over windows and over episodes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lopt.schedules import ScheduledSGD
+from meta_train.final_loss import FinalLoss
+from meta_train.inner_training import InnerTraining
+from meta_train.truncation import Truncation
+from tasks.character_lstm import CharacterLSTM
+from tasks.influence_balancing import InfluenceBalancing
+from tasks.quadratic import RandomQuadratic
+
+HORIZON = 12
+SYSTEMS = [
+    InnerTraining(RandomQuadratic(dim=3, noise_std=1.0), ScheduledSGD(0.3)),
+    InfluenceBalancing(dim=5, num_positive=2),
+    CharacterLSTM(),
+]
+
+
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("length", [1, 4, HORIZON])
+def test_an_episodes_costs_add_up_to_its_last_loss_on_one_input(system, length, key):
+    final = FinalLoss(system)
+    data, theta = system.load(), system.init_theta(key)
+    truncation = Truncation(length, HORIZON, staggered=False)
+    whole = jnp.zeros((), jnp.int32)
+    episode = truncation.init(final, data, theta, whole, key)
+    for number in range(3):  # what the last episode left behind must not matter
+        total, before, window_key = 0.0, episode, key
+        for i in range(HORIZON // length):
+            before = episode
+            window_key = jax.random.fold_in(key, 100 * number + i)
+            episode, costs = truncation.advance(final, data, theta, before, window_key)
+            total += costs.sum()
+        fixed = episode.state.fixed
+        # Once more up to the last step, of which the loss is then taken by hand.
+        keys = jax.random.split(jax.random.split(window_key, 3)[2], length)
+        state = before.state
+        if before.is_new:
+            state = final.init_state(
+                theta, data, HORIZON, jax.random.split(window_key, 3)[1]
+            )
+        for step_key in keys[:-1]:
+            x = final.sample_input(data, state, step_key)
+            state, _ = final.step(theta, state, x)
+        x = final.sample_input(data, state, keys[-1])
+        at = fixed if jax.tree.leaves(x) else x
+        _, last = system.step(theta, state.state, at)
+        np.testing.assert_allclose(total / HORIZON, last, rtol=2e-4, atol=2e-5)
+
+
+def test_the_system_still_steps_on_changing_inputs(key):
+    system = SYSTEMS[0]
+    data, theta = system.load(), system.init_theta(key)
+    final = FinalLoss(system)
+    state = final.init_state(theta, data, HORIZON, key)
+    x = final.sample_input(data, state, jax.random.fold_in(key, 1))
+    following, _ = final.step(theta, state, x)
+    plain, _ = system.step(theta, state.state, x)
+    np.testing.assert_array_equal(following.state.params, plain.params)
+    np.testing.assert_array_equal(following.fixed[1], state.fixed[1])

@@ -228,7 +228,7 @@ class Probe:
             num_first = num_updates  # the first episodes are cut short
         means, squares = [], []
         start, spent, done = time.perf_counter(), 0.0, 0
-        pace = self._pace(key)
+        pace = self.pace(key)
         affordable = 2 * (num_first + num_updates) * pace < 8 * seconds
         while affordable and (len(means) < 2 or time.perf_counter() - start < seconds):
             key_init, key_first, key_run = jax.random.split(
@@ -252,7 +252,7 @@ class Probe:
         variance = max(float(np.mean(squares)) - (mean @ mean - error**2), 0.0)
         return Measurement(mean, error, variance, spent / done, self.cost)
 
-    def _pace(self, key: PRNGKeyArray) -> float:
+    def pace(self, key: PRNGKeyArray) -> float:
         """Returns the seconds that one estimate takes, roughly."""
         state = self._init(*self._arguments, key)
         pace = math.inf

@@ -38,6 +38,27 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
         (["evaluate", "nowhere"], ["nowhere must be a file written by `lopt export`"]),
         (["evaluate", "nowhere", "--suite=quik"], ["Did you mean 'quick'?"]),
         (["tasks", "digits"], ["takes no arguments"]),
+        (["estimators", "digits-mpl"], ["Did you mean 'digits-mlp'?"]),
+        (
+            ["estimators", "quadratic-schedule", "--estimators", "PSE"],
+            ["no estimator 'PSE'. Did you mean 'PES'?"],
+        ),
+        (
+            ["estimators", "quadratic-schedule", "--lengths", "7"],
+            ["`horizon` must be a multiple of `length`", "Try horizon=98."],
+        ),
+        (
+            ["estimators", "quadratic-schedule", "--population", "0"],
+            ["`population` must be at least 1"],
+        ),
+        (
+            ["estimators", "quadratic-schedule", "--out=/proc/nowhere"],
+            ["`--out` must be a directory that can be written"],
+        ),
+        (
+            [*QUICK, "--estimator", "RTRL", "--estimator.num-episodes=100000000"],
+            ["RTRL on InnerTraining carries", "--estimator PES, which carries"],
+        ),
     ],
 )
 def test_mistakes(arguments, messages, lopt_command, tmp_path):
@@ -47,6 +68,47 @@ def test_mistakes(arguments, messages, lopt_command, tmp_path):
         assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_estimators_are_compared_in_a_table_a_figure_and_numbers(
+    lopt_command, tmp_path
+):
+    result = lopt_command(
+        *("estimators", "quadratic-schedule", "--lengths", "10", "50", "--seconds=0.2"),
+        *("--estimators", "PES", "TruncatedBackprop", "--out=out"),
+    )
+    assert result.returncode == 0, result.stderr
+    for name in ("PES", "TruncatedBackprop", "FullBackprop", "SNR/s", "variance.png"):
+        assert name in result.stdout
+    content = json.loads((tmp_path / "out" / "estimators.json").read_text())
+    rows = content["estimators"]
+    speeds = [row["signal_per_second"] for row in rows]
+    assert speeds == sorted(speeds, reverse=True)
+    found = {(row["estimator"]["type"], row["num_windows"]) for row in rows}
+    windows = {("PES", 10), ("PES", 2), ("FullBackprop", 1)}
+    assert found == windows | {("TruncatedBackprop", 10), ("TruncatedBackprop", 2)}
+    biased = [r for r in rows if r["estimator"]["type"] == "TruncatedBackprop"]
+    assert all(row["bias"] > 4 * row["bias_error"] for row in biased)
+    assert (tmp_path / "out" / "variance.png").stat().st_size > 10_000
+
+
+def test_what_there_is_no_time_for_is_named(lopt_command):
+    result = lopt_command(
+        *("estimators", "influence-balancing", "--minutes=0.001", "--seconds=0.1"),
+        "--lengths=100",
+    )
+    assert result.returncode == 0, result.stderr
+    assert "No time left for NoiseReuseES (K=100), TruncatedBackprop" in result.stdout
+
+
+def test_the_final_loss_can_be_the_objective(lopt_command, tmp_path):
+    result = lopt_command(*QUICK, "--run-dir=run", "--objective=final")
+    assert result.returncode == 0, result.stderr
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["objective"] == "final"
+    other = lopt_command(*QUICK, "--run-dir=run", "--objective=mean")
+    assert other.returncode == 2
+    assert "objective" in other.stderr
 
 
 def test_tasks_lists_everything(lopt_command):

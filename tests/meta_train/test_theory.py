@@ -33,9 +33,9 @@ def total_variance(samples):
 def test_the_general_form_is_what_simulation_shows(num_windows, size, key):
     key_grads, key_noise = jax.random.split(key)
     grads = gradient_matrix("triangular, independent", num_windows, size, key_grads)
-    samples = simulate(grads, 200_000, key_noise)
+    samples = simulate(grads, 60_000, key_noise)
     value, error = total_variance(samples)
-    assert error < 0.02 * value
+    assert error < 0.03 * value
     assert abs(pes_variance(grads) - value) < 4 * error
     spread = np.asarray(samples).std(axis=0) / np.sqrt(len(samples))
     truth = grads.sum(axis=(0, 1))
@@ -51,12 +51,12 @@ def test_the_four_structures_follow_from_the_general_form(
         grads = gradient_matrix(structure, num_windows, size, key)
         return pes_variance(grads), jnp.sum(grads.sum(axis=(0, 1)) ** 2)
 
-    variance, squared = jax.vmap(both)(jax.random.split(key, 20_000))
+    variance, squared = jax.vmap(both)(jax.random.split(key, 5_000))
     expected = relative_variance(structure, num_windows, size)
     ratio = variance.mean() / squared.mean()
     # A ratio of means, of which the noise is in both; none if nothing is drawn.
-    error = jnp.std(variance - ratio * squared) / squared.mean() / np.sqrt(20_000)
-    assert error < 0.03 * expected
+    error = jnp.std(variance - ratio * squared) / squared.mean() / np.sqrt(5_000)
+    assert error < 0.05 * expected
     assert abs(ratio - expected) < 4 * error + 1e-5 * expected
 
 
@@ -101,7 +101,7 @@ def test_the_estimators_have_the_variance_of_theory(kind, num_windows, key):
         keys = jax.random.split(key_windows, num_windows)
         return jax.lax.scan(step, state, keys)[1].grad.sum(axis=0)
 
-    samples = jax.jit(jax.vmap(episode))(jax.random.split(key, 100_000))
+    samples = jax.jit(jax.vmap(episode))(jax.random.split(key, 40_000))
     value, error = total_variance(samples)
     grads = gradient_matrix("triangular, identical", num_windows, 3, key)
     squared = float(jnp.sum(grads.sum(axis=(0, 1)) ** 2))
@@ -109,5 +109,5 @@ def test_the_estimators_have_the_variance_of_theory(kind, num_windows, key):
         expected = relative_variance("triangular, identical", num_windows, 3) * squared
     else:
         expected = (3 + 1) * squared
-    assert error < 0.03 * value
+    assert error < 0.05 * value
     assert abs(expected - value) < 4 * error

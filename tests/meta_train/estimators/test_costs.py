@@ -104,3 +104,11 @@ def test_a_particle_of_pes_takes_its_state_and_its_noise(s, p):
     cost = Probe(pes, system, (), theta).cost
     floats = cost.bytes / 4 / (2 * num_pairs)
     assert floats < 1.3 * (s + p)
+
+
+@pytest.mark.parametrize("name", ["PES", "UORO", "TruncatedBackprop"])
+@pytest.mark.parametrize("axis", ["s", "p"])
+def test_costs_grow_with_the_larger_of_state_and_parameters(name, axis):
+    other = {"s": "p", "p": "s"}[axis]
+    found = exponents(name, axis, 16_384, 65_536, **{other: 16})
+    np.testing.assert_allclose(found, (1, 1), atol=0.2)

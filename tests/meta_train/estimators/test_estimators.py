@@ -197,14 +197,14 @@ def updates(estimator, system, num, key):
 NOISY = InnerTraining(RandomQuadratic(dim=4, noise_std=1.0), ScheduledSGD(0.1))
 
 
-@pytest.mark.parametrize("length", [1, 4, 10])
+@pytest.mark.parametrize("length", [4, 20])
 def test_generalized_pes_renewed_with_each_window_is_pes(length, key):
     truncation = Truncation(length, horizon=20)
     pes = PES(truncation, num_pairs=8, std=0.1)
     general = GeneralizedPES(truncation, num_pairs=8, std=0.1, period=length)
     # Compiled, the two are fused in different ways, which may round the last bit.
     with jax.disable_jit():
-        ours, theirs = (updates(e, NOISY, 12, key) for e in (general, pes))
+        ours, theirs = (updates(e, NOISY, 7, key) for e in (general, pes))
     np.testing.assert_array_equal(ours, theirs)
 
 
@@ -307,7 +307,7 @@ def test_analytic_pes_has_far_less_variance_on_text(key):
     truncation = Truncation(length=10, horizon=100)
     variances = []
     for kind in (PES, PESAnalytic):
-        grads = updates(kind(truncation, 32, std=0.01), CharacterLSTM(), 100, key)
+        grads = updates(kind(truncation, 32, std=0.01), CharacterLSTM(), 50, key)
         flat = jax.vmap(lambda g: jax.flatten_util.ravel_pytree(g)[0])(grads)[10:]
         variances.append(float(flat.var(axis=0, ddof=1).sum()))
     assert variances[0] > 5 * variances[1]

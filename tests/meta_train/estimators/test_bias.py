@@ -30,7 +30,7 @@ from tests.meta_train.estimators.truth import (
 WHOLE_EPISODES = {FullES, FullBackprop, Reparameterization}
 LENGTHS = (1, 4, HORIZON)
 # One that divides neither the window nor the horizon.
-OTHER_FIELDS = {"period": 5, "num_windows": 2.0}
+OTHER_FIELDS = {"period": 5, "num_windows": 4.0}
 
 
 def make(kind, problem, length, **fields):

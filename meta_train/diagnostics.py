@@ -110,7 +110,8 @@ def candidates(
     reference = FullBackprop if differentiable else FullES
     chosen, refused = [], []
     for kind in dict.fromkeys([reference, *(kinds or ESTIMATORS.values())]):
-        for length in lengths or [estimator.truncation.length]:
+        # Shortest first: what windows do not matter to stops at the first of them.
+        for length in sorted(set(lengths) or {estimator.truncation.length}):
             try:
                 window = dataclasses.replace(estimator.truncation, length=length)
             except ValueError as error:

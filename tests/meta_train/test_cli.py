@@ -74,7 +74,7 @@ def test_estimators_are_compared_in_a_table_a_figure_and_numbers(
     lopt_command, tmp_path
 ):
     result = lopt_command(
-        *("estimators", "quadratic-schedule", "--lengths", "10", "50", "--seconds=0.2"),
+        *("estimators", "quadratic-schedule", "--lengths", "50", "10", "--seconds=0.2"),
         *("--estimators", "PES", "TruncatedBackprop", "--out=out"),
     )
     assert result.returncode == 0, result.stderr

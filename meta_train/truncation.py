@@ -139,6 +139,19 @@ class Truncation:
         state = system.init_state(theta, data, jnp.asarray(self.horizon), key)
         return Episode(state=state, age=jnp.zeros((), jnp.int32), end=end)
 
+    def init_partners(
+        self,
+        system: UnrolledSystem,
+        data: Data,
+        theta: Theta,
+        end: Int[Array, ""],
+        key: PRNGKeyArray,
+    ) -> Episode:
+        """Returns the same for two partners, along a leading axis of the state."""
+        episode = self.init(system, data, theta, end, key)
+        both = lambda x: jnp.stack([x, x])
+        return episode.replace(state=jax.tree.map(both, episode.state))
+
     def advance(
         self,
         system: UnrolledSystem,

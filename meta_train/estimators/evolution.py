@@ -145,8 +145,3 @@ def pair_sample(
     weight = jnp.sum(capped[0] - capped[1]) / (2 * std**2 * mean_length)
     grad = jax.tree.map(lambda n: weight * n, noise)
     return make_sample(grad, losses, mean_length, accumulator=noise)
-
-
-def both(state: State) -> State:
-    """Returns `state` twice, stacked: where two partners start."""
-    return jax.tree.map(lambda x: jnp.stack([x, x]), state)

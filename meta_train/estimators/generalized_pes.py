@@ -11,7 +11,6 @@ from typing_extensions import override
 from meta_train.estimators.evolution import (
     PairEstimator,
     antithetic,
-    both,
     draw_noise,
     pair_sample,
 )
@@ -54,10 +53,10 @@ class GeneralizedPES(PairEstimator):
 
     @override
     def init_pair(self, system, data, theta, end, key):
-        episode = self.truncation.init(system, data, theta, end, key)
+        episode = self.truncation.init_partners(system, data, theta, end, key)
         zeros = jax.tree.map(jnp.zeros_like, theta)
         return GeneralizedPESState(
-            episode=episode.replace(state=both(episode.state)),
+            episode=episode,
             noise=zeros,
             accumulator=zeros,
         )

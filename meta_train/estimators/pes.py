@@ -10,7 +10,6 @@ from typing_extensions import override
 from meta_train.estimators.evolution import (
     PairEstimator,
     antithetic,
-    both,
     pair_sample,
 )
 from meta_train.truncation import Episode
@@ -40,9 +39,9 @@ class PES(PairEstimator):
 
     @override
     def init_pair(self, system, data, theta, end, key):
-        episode = self.truncation.init(system, data, theta, end, key)
+        episode = self.truncation.init_partners(system, data, theta, end, key)
         return PESState(
-            episode=episode.replace(state=both(episode.state)),
+            episode=episode,
             accumulator=jax.tree.map(jnp.zeros_like, theta),
         )
 

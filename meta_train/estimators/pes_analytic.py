@@ -14,7 +14,6 @@ from meta_train.estimators.differentiation import backprop
 from meta_train.estimators.evolution import (
     PairEstimator,
     antithetic,
-    both,
 )
 from meta_train.estimators.population import cap_losses, make_sample
 from meta_train.truncation import Episode
@@ -48,10 +47,10 @@ class PESAnalytic(PairEstimator):
 
     @override
     def init_pair(self, system, data, theta, end, key):
-        episode = self.truncation.init(system, data, theta, end, key)
+        episode = self.truncation.init_partners(system, data, theta, end, key)
         return PESAnalyticState(
-            episode=episode.replace(state=both(episode.state)),
-            center=episode.state,
+            episode=episode,
+            center=jax.tree.map(lambda x: x[0], episode.state),
             accumulator=jax.tree.map(jnp.zeros_like, theta),
         )
 

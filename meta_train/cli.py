@@ -84,7 +84,7 @@ class _Estimators:
     """Pairs or episodes in an estimate; signal per second hardly depends on it."""
     seconds: float = 2.0
     """Time to measure each for, besides the time to compile it."""
-    minutes: float = 2.5
+    minutes: float = 2.6
     """Time for everything, about; what cannot be reached in it is left out."""
     seed: int = 0
     """Fixes all randomness."""
@@ -96,7 +96,7 @@ class _Estimators:
             raise ValueError(
                 "`population` must be at least 1, `seconds` and `minutes` positive; "
                 f"got population={self.population}, seconds={self.seconds}, "
-                f"minutes={self.minutes}. Try 8, 2 and 2.5."
+                f"minutes={self.minutes}. Try 8, 2 and 2.6."
             )
 
 

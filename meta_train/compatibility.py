@@ -16,39 +16,69 @@ from meta_train.estimators.base import Derivatives
 from tasks.base import Data, Theta, UnrolledSystem
 
 
-def check(
-    estimator: GradientEstimator, system: UnrolledSystem, data: Data, theta: Theta
-) -> None:
-    """Raises unless `estimator` can work on `system` and what it carries fits here."""
-    reason = reason_against(estimator.derivatives, system, data, theta)
-    if reason is not None:
-        raise UserError(
-            f"{_name(estimator)} differentiates what it unrolls, which {_name(system)} "
-            f"must allow; {reason.rstrip('.')}. "
-            + _suggestion(estimator, system, data, theta)
-        )
-    size, limit = carried_bytes(estimator, system, data, theta), memory_limit()
-    if 2 * size > limit:  # one before and one after an update
-        each = size / estimator.population_size
-        raise UserError(
-            f"{_name(estimator)} on {_name(system)} carries {_bytes(size)} from update "
-            f"to update ({estimator.population_size} times {_bytes(each)}), and two "
-            f"of that must fit into {_bytes(limit)}. "
-            + _suggestion(estimator, system, data, theta)
-        )
+class Compatibility:
+    """Of estimators with one system, its data and its theta."""
 
+    def __init__(self, system: UnrolledSystem, data: Data, theta: Theta):
+        self._system = system
+        self._arguments = (data, theta, jax.random.key(0))
+        self._reasons: dict[Derivatives, str | None] = {"none": None}
 
-def carried_bytes(
-    estimator: GradientEstimator, system: UnrolledSystem, data: Data, theta: Theta
-) -> int:
-    """Returns the size of the estimator's state, without making one."""
-    state = jax.eval_shape(
-        lambda data, theta, key: estimator.init(system, data, theta, key),
-        *(data, theta, jax.random.key(0)),
-    )
-    return sum(
-        math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
-    )
+    def check(self, estimator: GradientEstimator) -> None:
+        """Raises unless `estimator` can work here and what it carries fits here."""
+        reason = self.reason_against(estimator.derivatives)
+        name, system = _name(estimator), _name(self._system)
+        if reason is not None:
+            raise UserError(
+                f"{name} differentiates what it unrolls, which {system} must allow; "
+                f"{reason.rstrip('.')}. {self._suggestion(estimator)}"
+            )
+        size, limit = self.carried_bytes(estimator), memory_limit()
+        if 2 * size > limit:  # one before and one after an update
+            each = size / estimator.population_size
+            raise UserError(
+                f"{name} on {system} carries {_bytes(size)} from update to update "
+                f"({estimator.population_size} times {_bytes(each)}), and two of that "
+                f"must fit into {_bytes(limit)}. {self._suggestion(estimator)}"
+            )
+
+    def carried_bytes(self, estimator: GradientEstimator) -> int:
+        """Returns the size of the estimator's state, without making one."""
+        init = lambda *arguments: estimator.init(self._system, *arguments)
+        leaves = jax.tree.leaves(jax.eval_shape(init, *self._arguments))
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+
+    def reason_against(self, derivatives: Derivatives) -> str | None:
+        """Returns why the system has no such derivatives; nothing if it has."""
+        if derivatives not in self._reasons:
+            self._reasons[derivatives] = self._find_reason(derivatives)
+        return self._reasons[derivatives]
+
+    def _find_reason(self, derivatives: Derivatives) -> str | None:
+        system, first = self._system, self._arguments
+        # Whatever is wrong with the system itself is raised here, as it is.
+        jax.eval_shape(lambda *first: _first_step(system, *first), *first)
+        try:
+            reason = _reason_for_zero(system, *first)
+            if reason is None and derivatives == "reverse":
+                jax.eval_shape(lambda *first: _pull_back(system, *first), *first)
+            return reason
+        except (ValueError, TypeError, NotImplementedError) as error:
+            return f"jax says: {str(error).splitlines()[0]}"
+
+    def _suggestion(self, estimator: GradientEstimator) -> str:
+        tries = []
+        for kind in (UORO, PES):
+            other = convert(estimator, kind)
+            size = self.carried_bytes(other)
+            works = self.reason_against(other.derivatives) is None
+            if kind is not type(estimator) and works and 2 * size < memory_limit():
+                tries.append(
+                    f"--estimator {_name(other)}, which carries {_bytes(size)}"
+                )
+        if not tries:
+            return "Try a smaller population."
+        return f"Try {' or '.join(tries)}."
 
 
 def memory_limit() -> int:
@@ -57,24 +87,6 @@ def memory_limit() -> int:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] * jax.device_count()
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def reason_against(
-    derivatives: Derivatives, system: UnrolledSystem, data: Data, theta: Theta
-) -> str | None:
-    """Returns why `system` does not have such derivatives; nothing if it has."""
-    if derivatives == "none":
-        return None
-    first = (data, theta, jax.random.key(0))
-    # Whatever is wrong with the system itself is raised here, as it is.
-    jax.eval_shape(lambda *first: _first_step(system, *first), *first)
-    try:
-        reason = _reason_for_zero(system, *first)
-        if reason is None and derivatives == "reverse":
-            jax.eval_shape(lambda *first: _pull_back(system, *first), *first)
-        return reason
-    except (ValueError, TypeError, NotImplementedError) as error:
-        return f"jax says: {str(error).splitlines()[0]}"
 
 
 def _first_step(system: UnrolledSystem, data: Data, theta: Theta, key: Any) -> Any:
@@ -140,21 +152,6 @@ def _reached(jaxpr: Any, inputs: set[Any]) -> list[Any]:
         if reached & operands:
             reached.update(equation.outvars)
     return list(reached)  # literals, which are asked for too, cannot be hashed
-
-
-def _suggestion(
-    estimator: GradientEstimator, system: UnrolledSystem, data: Data, theta: Theta
-) -> str:
-    tries = []
-    for kind in (UORO, PES):
-        other = convert(estimator, kind)
-        size = carried_bytes(other, system, data, theta)
-        works = reason_against(other.derivatives, system, data, theta) is None
-        if type(other) is not type(estimator) and works and 2 * size < memory_limit():
-            tries.append(f"--estimator {_name(other)}, which carries {_bytes(size)}")
-    if not tries:
-        return "Try a smaller population."
-    return f"Try {' or '.join(tries)}."
 
 
 def _name(part: Any) -> str:

@@ -15,7 +15,7 @@ from jaxtyping import PRNGKeyArray
 
 from lopt.describe import convert
 from lopt.errors import UserError, find
-from meta_train.compatibility import check, reason_against
+from meta_train.compatibility import Compatibility
 from meta_train.estimators import (
     ESTIMATORS,
     FullBackprop,
@@ -106,7 +106,8 @@ def candidates(
         population: Members of each.
     """
     kinds = [find("estimator", name, ESTIMATORS) for name in names]
-    differentiable = reason_against("reverse", system, data, theta) is None
+    compatibility = Compatibility(system, data, theta)
+    differentiable = compatibility.reason_against("reverse") is None
     reference = FullBackprop if differentiable else FullES
     chosen, refused = [], []
     for kind in dict.fromkeys([reference, *(kinds or ESTIMATORS.values())]):
@@ -119,7 +120,7 @@ def candidates(
             size = {"num_pairs": population, "num_episodes": population}
             other = convert(estimator, kind, truncation=window, **size)
             try:
-                check(other, system, data, theta)
+                compatibility.check(other)
             except UserError as error:
                 if kind in kinds:
                     raise
@@ -144,8 +145,8 @@ def diagnose(
 ) -> list[Diagnosis]:
     """Compares `estimators` with the first of them; most signal per second first.
 
-    Programs are compiled two at a time and measured one at a time. Those that cannot
-    be begun within half of the `minutes` are left out; two are always there.
+    Programs are compiled two at a time and measured one at a time. Those for which
+    the `minutes` do not suffice are left out; two are always there.
 
     Args:
         estimators: What to compare; the first is the reference.
@@ -157,14 +158,20 @@ def diagnose(
         minutes: For all of it, about.
         on_progress: Called with what was done, twice for each estimator.
     """
-    deadline = time.monotonic() + 60 * minutes / 2
+    begin = time.monotonic()
+    compiling: list[float] = []
 
     def compile_one(estimator):
-        if estimator not in estimators[:2] and time.monotonic() > deadline:
+        start = time.monotonic()
+        spent = start - begin
+        # As long as any took, and then to measure this one and those before it.
+        needed = max(compiling, default=0.0) + 2 * seconds * (len(compiling) + 2)
+        if estimator not in estimators[:2] and spent + needed > 60 * minutes:
             for _ in range(2):
                 on_progress(f"{type(estimator).__name__} left out")
             return None
         probe = Probe(estimator, system, data, theta)
+        compiling.append(time.monotonic() - start)
         on_progress(f"{type(estimator).__name__} compiled")
         return probe
 

@@ -19,30 +19,20 @@ def table(results: Sequence[Diagnosis], reference: GradientEstimator) -> Table:
     """Returns the results as a table, in the order given."""
     table = Table(
         box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
+        padding=0,
         show_edge=False,
         pad_edge=False,
         title="Estimators of the outer gradient, most signal per second first",
         caption=(
             f"Against {type(reference).__name__}, {reference.population_size} members "
-            "each. Bias and variance are relative to its gradient; "
-            "± is one standard error. SNR: squared signal over the variance of one "
+            "each. Bias and variance (var) are relative to its gradient; ± is one standard "
+            "error, cos the cosine to it. SNR: squared signal over the variance of one "
             "estimate. FLOPs, memory and time are of one estimate, as compiled and run "
             "here. A dash: too slow to measure in the time given."
         ),
     )
     table.add_column("estimator", no_wrap=True)
-    for name in (
-        "K",
-        "bias",
-        "cosine",
-        "variance",
-        "SNR",
-        "MFLOP",
-        "MB",
-        "ms",
-        "SNR/s",
-    ):
+    for name in ("K", "bias", "cos", "var", "SNR", "MFLOP", "MB", "ms", "SNR/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for result in results:
         biased = result.bias > 2 * result.bias_error

@@ -9,7 +9,8 @@ import optax
 from flax import struct
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from meta_train import compatibility, sharding
+from meta_train import sharding
+from meta_train.compatibility import Compatibility
 from meta_train.estimators.base import GradientEstimator
 from meta_train.outer_optimizer import OuterAdam
 from meta_train.unroll import unroll
@@ -51,7 +52,7 @@ class Trainer:
         """Raises unless the estimator can work on every system; costs nothing."""
         for system, d in zip(self.systems, data, strict=True):
             theta = jax.eval_shape(system.init_theta, jax.random.key(0))
-            compatibility.check(self.estimator, system, d, theta)
+            Compatibility(system, d, theta).check(self.estimator)
 
     def init(self, data: tuple[Data, ...], seed: int) -> OuterState:
         """Returns the state before the first outer update."""

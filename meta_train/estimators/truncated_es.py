@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import jax
+import jax.numpy as jnp
 from typing_extensions import override
 
-from meta_train.estimators.evolution import PairEstimator, antithetic, pair_sample
+from meta_train.estimators.evolution import PairEstimator, pair_sample
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class TruncatedES(PairEstimator):
 
     @override
     def update_pair(self, system, data, theta, state, noise, key):
-        def advance(theta):
-            return self.truncation.advance(system, data, theta, state, key)
-
-        pair = antithetic(theta, noise)
-        losses = jax.vmap(lambda theta: advance(theta)[1])(pair)
-        sample = pair_sample(losses, noise, self.std, self.truncation.length)
-        following, _ = advance(theta)
+        # Three at once: the pair, and the one that goes on from here.
+        three = lambda t, n: jnp.stack([t + n, t - n, t])
+        thetas = jax.tree.map(three, theta, noise)
+        advance = lambda theta: self.truncation.advance(system, data, theta, state, key)
+        episodes, losses = jax.vmap(advance)(thetas)
+        sample = pair_sample(losses[:2], noise, self.std, self.truncation.length)
+        following = jax.tree.map(lambda x: x[2], episodes)
         return sample, following.restart_if(sample.diverged)

@@ -9,7 +9,7 @@ import pytest
 
 from lopt.errors import UserError
 from lopt.mlp import PerParameterMLP
-from meta_train.compatibility import check
+from meta_train.compatibility import Compatibility
 from meta_train.estimators import ESTIMATORS, RTRL, FullBackprop, PESAnalytic
 from meta_train.final_loss import FinalLoss
 from meta_train.inner_training import InnerTraining
@@ -60,7 +60,7 @@ CONTENT = [name for name in ESTIMATORS if name not in NEEDY]
 @pytest.mark.parametrize("name", NEEDY)
 def test_derivatives_are_not_asked_of_what_has_none(name, system):
     with pytest.raises(UserError, match=r"--estimator PES, which carries \d") as raised:
-        check(ESTIMATORS[name](WINDOWS), system, (), THETA)
+        Compatibility(system, (), THETA).check(ESTIMATORS[name](WINDOWS))
     message = str(raised.value)
     assert message.startswith(f"{name} differentiates what it unrolls")
     reason = "callback" if isinstance(system, Simulator) else "piecewise constant"
@@ -72,7 +72,7 @@ def test_derivatives_are_not_asked_of_what_has_none(name, system):
 @pytest.mark.parametrize("name", CONTENT)
 def test_evolution_strategies_work_on_what_only_runs(name, system, key):
     estimator = ESTIMATORS[name](WINDOWS, num_pairs=64, std=0.3)
-    check(estimator, system, (), THETA)
+    Compatibility(system, (), THETA).check(estimator)
     state = estimator.init(system, (), THETA, key)
     update = jax.jit(lambda s, k: estimator.update(system, (), THETA, s, k))
     norms = []
@@ -86,7 +86,7 @@ def test_evolution_strategies_work_on_what_only_runs(name, system, key):
 @pytest.mark.parametrize("system", [InfluenceBalancing(), MetaLearnedStart()])
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_nothing_else_is_refused(name, system):
-    check(ESTIMATORS[name](WINDOWS), system, (), THETA)
+    Compatibility(system, (), THETA).check(ESTIMATORS[name](WINDOWS))
 
 
 def test_a_jacobian_that_does_not_fit_is_refused_with_its_size():
@@ -94,7 +94,7 @@ def test_a_jacobian_that_does_not_fit_is_refused_with_its_size():
     data = system.load()
     theta = jax.eval_shape(system.init_theta, jax.random.key(0))
     with pytest.raises(UserError, match=r"carries \d+ GB .*64 times") as raised:
-        check(RTRL(WINDOWS), system, data, theta)
+        Compatibility(system, data, theta).check(RTRL(WINDOWS))
     assert "--estimator UORO, which carries" in str(raised.value)
 
 
@@ -104,7 +104,7 @@ def test_mistakes_of_a_system_are_shown_as_they_are():
             raise ZeroDivisionError("of the user")
 
     with pytest.raises(ZeroDivisionError, match="of the user"):
-        check(PESAnalytic(WINDOWS), Broken(), (), THETA)
+        Compatibility(Broken(), (), THETA).check(PESAnalytic(WINDOWS))
 
 
 def test_loops_of_unknown_length_cannot_be_backpropagated_through():
@@ -114,6 +114,6 @@ def test_loops_of_unknown_length_cannot_be_backpropagated_through():
             state = jax.lax.while_loop(lambda s: s[0] > 1, shrink, state + theta)
             return state, state[0]
 
-    check(RTRL(WINDOWS), Loop(), (), THETA)
+    Compatibility(Loop(), (), THETA).check(RTRL(WINDOWS))
     with pytest.raises(UserError, match=r"Reverse-mode"):
-        check(FullBackprop(WINDOWS), Loop(), (), THETA)
+        Compatibility(Loop(), (), THETA).check(FullBackprop(WINDOWS))

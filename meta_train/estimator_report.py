@@ -26,9 +26,9 @@ def table(results: Sequence[Diagnosis], reference: GradientEstimator) -> Table:
         caption=(
             f"Against {type(reference).__name__}, {reference.population_size} members "
             "each. Bias and variance (var) are relative to its gradient; ± is one "
-            "standard error, cos the cosine to it. SNR: squared signal over the variance "
-            "of one estimate. FLOPs, memory and time are of one estimate, as compiled and run "
-            "here. A dash: too slow to measure in the time given."
+            "standard error, cos the cosine to it. SNR: squared signal over the "
+            "variance of one estimate. FLOPs, memory and time are of one estimate, as "
+            "compiled and run here. A dash: too slow to measure in the time given."
         ),
     )
     table.add_column("estimator", no_wrap=True)

@@ -49,7 +49,7 @@ class ARTBP(EpisodeEstimator):
         return self.mean_length()
 
     @override
-    def init_episode(self, system, data, theta, end, key):
+    def init_member(self, system, data, theta, end, key):
         return self.truncation.init(system, data, theta, end, key)
 
     @override

@@ -47,9 +47,9 @@ class GradientEstimator(ABC):
         """Length of the leading axis: antithetic pairs, or episodes."""
 
     @property
-    @abstractmethod
     def steps_per_update(self) -> float:
-        """Steps that each episode moves on by in an update, on average."""
+        """Steps that each episode moves on by in an update, on average: a window."""
+        return self.truncation.length
 
     @property
     def num_inner_steps(self) -> float:

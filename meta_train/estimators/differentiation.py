@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 import jax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from meta_train.estimators.base import Derivatives, Estimate, GradientEstimator
+from meta_train.estimators.base import Derivatives, Estimate
 from meta_train.estimators.population import (
+    PopulationEstimator,
     Sample,
     cap_losses,
     check_at_least_one,
-    init_population,
     update_population,
 )
 from meta_train.truncation import Truncation
@@ -24,7 +24,7 @@ Rest = TypeVar("Rest")
 
 
 @dataclass(frozen=True)
-class EpisodeEstimator(GradientEstimator):
+class EpisodeEstimator(PopulationEstimator):
     """A population of episodes, all at the same theta and at different ages."""
 
     derivatives: ClassVar[Derivatives] = "reverse"
@@ -45,17 +45,6 @@ class EpisodeEstimator(GradientEstimator):
         return self.num_episodes
 
     @abstractmethod
-    def init_episode(
-        self,
-        system: UnrolledSystem,
-        data: Data,
-        theta: Theta,
-        end: Int[Array, ""],
-        key: PRNGKeyArray,
-    ) -> State:
-        """Returns what is carried before the first episode, which ends at `end`."""
-
-    @abstractmethod
     def update_episode(
         self,
         system: UnrolledSystem,
@@ -65,14 +54,6 @@ class EpisodeEstimator(GradientEstimator):
         key: PRNGKeyArray,
     ) -> tuple[Sample, State]:
         """Unrolls one window of an episode and differentiates it."""
-
-    @override
-    def init(
-        self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
-    ) -> State:
-        init = lambda end, key: self.init_episode(system, data, theta, end, key)
-        ends = self.truncation.first_ends(self.num_episodes)
-        return init_population(init, self.num_episodes, key, ends)
 
     @override
     def update(

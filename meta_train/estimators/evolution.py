@@ -7,16 +7,16 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
 from meta_train import sharding
-from meta_train.estimators.base import Derivatives, Estimate, GradientEstimator
+from meta_train.estimators.base import Derivatives, Estimate
 from meta_train.estimators.population import (
+    PopulationEstimator,
     Sample,
     cap_losses,
     check_at_least_one,
-    init_population,
     make_sample,
     update_population,
 )
@@ -25,7 +25,7 @@ from tasks.base import Data, State, Theta, UnrolledSystem
 
 
 @dataclass(frozen=True)
-class PairEstimator(GradientEstimator):
+class PairEstimator(PopulationEstimator):
     """A population of antithetic pairs, each perturbed by noise of its own.
 
     It asks only for values of the loss: the system may be anything that runs.
@@ -50,17 +50,6 @@ class PairEstimator(GradientEstimator):
         return self.num_pairs
 
     @abstractmethod
-    def init_pair(
-        self,
-        system: UnrolledSystem,
-        data: Data,
-        theta: Theta,
-        end: Int[Array, ""],
-        key: PRNGKeyArray,
-    ) -> State:
-        """Returns what a pair carries before its first episode, which ends at `end`."""
-
-    @abstractmethod
     def update_pair(
         self,
         system: UnrolledSystem,
@@ -71,14 +60,6 @@ class PairEstimator(GradientEstimator):
         key: PRNGKeyArray,
     ) -> tuple[Sample, State]:
         """Unrolls one window of a pair, for which `noise` has just been drawn."""
-
-    @override
-    def init(
-        self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
-    ) -> State:
-        init = lambda end, key: self.init_pair(system, data, theta, end, key)
-        ends = self.truncation.first_ends(self.num_pairs)
-        return init_population(init, self.num_pairs, key, ends)
 
     @override
     def update(

@@ -44,13 +44,8 @@ class ForwardEstimator(EpisodeEstimator):
     def is_unbiased(self):
         return True
 
-    @property
     @override
-    def steps_per_update(self):
-        return self.truncation.length
-
-    @override
-    def init_episode(self, system, data, theta, end, key):
+    def init_member(self, system, data, theta, end, key):
         return self.truncation.init(self.augment(system), data, theta, end, key)
 
     @override

@@ -26,7 +26,7 @@ class FullBackprop(EpisodeEstimator):
         return self.truncation.horizon
 
     @override
-    def init_episode(self, system, data, theta, end, key):
+    def init_member(self, system, data, theta, end, key):
         return ()
 
     @override

@@ -26,7 +26,7 @@ class FullES(PairEstimator):
         return self.truncation.horizon
 
     @override
-    def init_pair(self, system, data, theta, end, key):
+    def init_member(self, system, data, theta, end, key):
         return ()
 
     @override

@@ -46,13 +46,8 @@ class GeneralizedPES(PairEstimator):
     def is_unbiased(self):
         return True
 
-    @property
     @override
-    def steps_per_update(self):
-        return self.truncation.length
-
-    @override
-    def init_pair(self, system, data, theta, end, key):
+    def init_member(self, system, data, theta, end, key):
         episode = self.truncation.init_partners(system, data, theta, end, key)
         zeros = jax.tree.map(jnp.zeros_like, theta)
         return GeneralizedPESState(

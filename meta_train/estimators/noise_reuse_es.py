@@ -32,13 +32,8 @@ class NoiseReuseES(PairEstimator):
     def is_unbiased(self):
         return True
 
-    @property
     @override
-    def steps_per_update(self):
-        return self.truncation.length
-
-    @override
-    def init_pair(self, system, data, theta, end, key):
+    def init_member(self, system, data, theta, end, key):
         episode = self.truncation.init_partners(system, data, theta, end, key)
         return NoiseReuseState(
             episode=episode,

@@ -1,16 +1,18 @@
 """What estimators share: a population along the leading axis, and its average."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
-from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from typing_extensions import override
 
 from meta_train import sharding
-from meta_train.estimators.base import Estimate
-from tasks.base import State, Theta
+from meta_train.estimators.base import Estimate, GradientEstimator
+from tasks.base import Data, State, Theta, UnrolledSystem
 
 
 class Sample(struct.PyTreeNode):
@@ -31,18 +33,36 @@ class Sample(struct.PyTreeNode):
     accumulator: Theta = ()
 
 
+class PopulationEstimator(GradientEstimator):
+    """Members that carry a state each, and start at different times."""
+
+    @abstractmethod
+    def init_member(
+        self,
+        system: UnrolledSystem,
+        data: Data,
+        theta: Theta,
+        end: Int[Array, ""],
+        key: PRNGKeyArray,
+    ) -> State:
+        """Returns what is carried before the first episode, which ends at `end`."""
+
+    @override
+    def init(
+        self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
+    ) -> State:
+        num = self.population_size
+        init = lambda end, key: self.init_member(system, data, theta, end, key)
+        state = jax.vmap(init)(self.truncation.first_ends(num), _member_keys(key, num))
+        return jax.tree.map(jnp.copy, state)  # donation forbids shared buffers
+
+
 def check_at_least_one(name: str, num: int) -> None:
     """Raises unless there is anything to average over."""
     if num < 1:
         raise ValueError(
             f"`{name}` must be at least 1; got {name}={num}. Try {name}=16."
         )
-
-
-def init_population(init: Callable, num: int, key: PRNGKeyArray, *args: Array) -> State:
-    """Stacks ``init(*args[i], key_i)`` over the population."""
-    state = jax.vmap(init)(*args, _member_keys(key, num))
-    return jax.tree.map(jnp.copy, state)  # donation forbids shared buffers
 
 
 def update_population(

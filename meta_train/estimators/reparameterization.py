@@ -35,7 +35,7 @@ class Reparameterization(EpisodeEstimator):
         return window.horizon if self.whole_episodes else window.length
 
     @override
-    def init_episode(self, system, data, theta, end, key):
+    def init_member(self, system, data, theta, end, key):
         if self.whole_episodes:
             return ()
         return self.truncation.init(system, data, theta, end, key)

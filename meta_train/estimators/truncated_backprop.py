@@ -17,13 +17,8 @@ class TruncatedBackprop(EpisodeEstimator):
     def is_unbiased(self):
         return self.truncation.is_whole
 
-    @property
     @override
-    def steps_per_update(self):
-        return self.truncation.length
-
-    @override
-    def init_episode(self, system, data, theta, end, key):
+    def init_member(self, system, data, theta, end, key):
         return self.truncation.init(system, data, theta, end, key)
 
     @override

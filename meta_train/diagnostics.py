@@ -259,7 +259,7 @@ class Probe:
         mean = whole.mean(axis=0)
         error = math.sqrt(whole.var(axis=0, ddof=1).sum() / len(whole))
         # The square of a mean is too large by the variance of the mean.
-        variance = max(float(np.mean(squares)) - (mean @ mean - error**2), 0.0)
+        variance = max(float(np.mean(squares) - (mean @ mean - error**2)), 0.0)
         return Measurement(mean, error, variance, spent / done, self.cost)
 
     def pace(self, key: PRNGKeyArray) -> float:

@@ -141,6 +141,7 @@ def diagnose(
     *,
     seconds: float = 2.0,
     minutes: float = math.inf,
+    repeats: int | None = None,
     on_progress: Callable[[str], None] = lambda done: None,
 ) -> list[Diagnosis]:
     """Compares `estimators` with the first of them; most signal per second first.
@@ -156,6 +157,8 @@ def diagnose(
         key: Fixes all randomness.
         seconds: To measure each for; what takes eight times as long is not measured.
         minutes: For all of it, about.
+        repeats: Populations to measure each with, however long it takes; the numbers
+            are then the same every time, the times and their order aside.
         on_progress: Called with what was done, twice for each estimator.
     """
     begin = time.monotonic()
@@ -180,7 +183,8 @@ def diagnose(
     measurements = []
     for i, probe in enumerate(probes):
         share = 2 * seconds if i == 0 else seconds
-        measurements.append(probe.measure(share, jax.random.fold_in(key, i)))
+        key_own = jax.random.fold_in(key, i)
+        measurements.append(probe.measure(share, key_own, repeats=repeats))
         on_progress(f"{type(probe.estimator).__name__} measured")
     results = [
         _compare(probe.estimator, measurement, measurements[0])
@@ -229,7 +233,9 @@ class Probe:
         self._run = lowered.compile()
         self.cost = cost(self._run)
 
-    def measure(self, seconds: float, key: PRNGKeyArray) -> Measurement:
+    def measure(
+        self, seconds: float, key: PRNGKeyArray, *, repeats: int | None = None
+    ) -> Measurement:
         """Repeats whole episodes of fresh populations for about so many seconds."""
         truncation, estimator = self.estimator.truncation, self.estimator
         num_updates, num_first = 1, 0
@@ -239,8 +245,14 @@ class Probe:
         means, squares = [], []
         start, spent, done = time.perf_counter(), 0.0, 0
         pace = self.pace(key)
-        affordable = 2 * (num_first + num_updates) * pace < 8 * seconds
-        while affordable and (len(means) < 2 or time.perf_counter() - start < seconds):
+        affordable = repeats or 2 * (num_first + num_updates) * pace < 8 * seconds
+
+        def goes_on():
+            if repeats is not None:
+                return len(means) < repeats
+            return len(means) < 2 or time.perf_counter() - start < seconds
+
+        while affordable and goes_on():
             key_init, key_first, key_run = jax.random.split(
                 jax.random.fold_in(key, len(means)), 3
             )

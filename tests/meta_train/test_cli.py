@@ -87,8 +87,6 @@ def test_estimators_are_compared_in_a_table_a_figure_and_numbers(
     found = {(row["estimator"]["type"], row["num_windows"]) for row in rows}
     windows = {("PES", 10), ("PES", 2), ("FullBackprop", 1)}
     assert found == windows | {("TruncatedBackprop", 10), ("TruncatedBackprop", 2)}
-    biased = [r for r in rows if r["estimator"]["type"] == "TruncatedBackprop"]
-    assert all(row["bias"] > 4 * row["bias_error"] for row in biased)
     assert (tmp_path / "out" / "variance.png").stat().st_size > 10_000
 
 

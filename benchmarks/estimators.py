@@ -17,7 +17,7 @@ from meta_train.diagnostics import Probe
 from meta_train.estimators import ESTIMATORS, PES
 from meta_train.inner_training import InnerTraining
 from meta_train.truncation import Truncation
-from tasks.mlp import MLPClassification
+from tasks.mlp import MLP
 
 PAGE = Path(__file__).parent.parent / "docs" / "estimators.md"
 BEGIN, END = "<!-- costs -->\n", "<!-- /costs -->"
@@ -54,7 +54,7 @@ def table(system, truncation):
 
 
 def main():
-    system = InnerTraining(MLPClassification("wine"), PerParameterMLP(width=8))
+    system = InnerTraining(MLP("wine"), PerParameterMLP(width=8))
     text = table(system, Truncation(length=10, horizon=100))
     if "--write" in sys.argv:
         page = PAGE.read_text()

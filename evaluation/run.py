@@ -75,7 +75,7 @@ def evaluate_case(
     case: Case, optimizer: LearnedOptimizer, theta: Theta, num_seeds: int, seed: int
 ) -> Result:
     """Trains `case` with both optimizers from the same unseen seeds."""
-    data = case.task.load()
+    data = InnerTraining(case.task, optimizer).load()
     # Meta-training never folds this number in, so these runs are new to it.
     key = jax.random.fold_in(jax.random.key(seed), 2**32 - 3)
     keys = jax.random.split(key, num_seeds)

@@ -4,22 +4,22 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from lopt.describe import from_dict
-from tasks.base import Task
-from tasks.zoo import ZOO
+from tasks.base import Family
+from tasks.zoo import KINDS, ZOO
 
 
 class Case(NamedTuple):
     """A task, how many steps it is trained for, and why it is in the suite."""
 
     name: str
-    task: Task
+    task: Family
     num_steps: int
     reason: str
 
 
 def _case(name: str, num_steps: int, reason: str) -> Case:
     task = ZOO[name].problem
-    assert isinstance(task, Task)
+    assert isinstance(task, Family)
     return Case(name, task, num_steps, reason)
 
 
@@ -39,18 +39,15 @@ def with_training_cases(
     suite: tuple[Case, ...], card: Mapping[str, Any]
 ) -> tuple[Case, ...]:
     """Puts the tasks that an optimizer was trained on before the others of a suite."""
-    types = {
-        type(entry.problem).__name__: type(entry.problem) for entry in ZOO.values()
-    }
     names = {entry.problem: name for name, entry in ZOO.items()}
     trained = []
     for described in card.get("tasks", ()):
         try:
-            task = from_dict(described, types)
+            task = from_dict(described, KINDS)
             num_steps = int(card["horizons"][-1])
         except (ValueError, TypeError, KeyError, IndexError):
             continue  # written by hand, or a task of the user's own code
-        if isinstance(task, Task):
+        if isinstance(task, Family):
             name = names.get(task, type(task).__name__)
             trained.append(Case(name, task, num_steps, "trained on"))
     seen = {(case.task, case.num_steps) for case in trained}

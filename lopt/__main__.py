@@ -15,7 +15,8 @@ COMMANDS = {
         "meta_train.cli:estimators",
         "Compare estimators on a preset: bias, variance, cost.",
     ),
-    "tasks": ("meta_train.cli:tasks", "List the tasks, optimizers and presets."),
+    "data": ("tasks.cli:data", "List, prepare and verify datasets."),
+    "tasks": ("evaluation.task_cli:tasks", "List the tasks and what else there is."),
 }
 
 
@@ -27,15 +28,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     try:
+        rest = _take_data_dir(rest)
         target, _ = find("command", name, COMMANDS)
         _tune_cpu_compiler()
         module, function = target.split(":")
         return getattr(importlib.import_module(module), function)(rest)
-    except UserError as error:
-        print(f"lopt {name}: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        if not getattr(error, "is_for_user", False):
+            raise
+        print(f"lopt {name}: {error}", file=sys.stderr)
+        return 2
+
+
+def _take_data_dir(arguments: Sequence[str]) -> list[str]:
+    """Hands `--data-dir`, which every command takes, on to whatever loads data."""
+    rest = list(arguments)
+    for i, word in enumerate(arguments):
+        flag, equals, value = word.partition("=")
+        if flag in ("--data-dir", "--data_dir"):
+            value = value if equals else "".join(arguments[i + 1 : i + 2])
+            if not value:
+                raise UserError(f"`{flag}` must be followed by a directory; got none.")
+            os.environ["LOPT_DATA_DIR"] = value
+            del rest[i : i + (1 if equals else 2)]
+            break
+    return rest
 
 
 # Set before jax is imported, unless the user has set them.
@@ -66,7 +85,8 @@ def _usage() -> str:
         "commands:",
         *(f"  {name:<12}{help_}" for name, (_, help_) in COMMANDS.items()),
         "",
-        "`lopt COMMAND --help` says more.",
+        "`lopt COMMAND --help` says more. Every command takes --data-dir, where",
+        "datasets are; LOPT_DATA_DIR by default, or else the directory of TFDS.",
     ]
     return "\n".join(lines)
 

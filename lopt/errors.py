@@ -10,6 +10,8 @@ Value = TypeVar("Value")
 class UserError(ValueError):
     """Says what must hold, what came and what to try."""
 
+    is_for_user = True
+
 
 def find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
     """Returns ``known[name]``, or says which name is nearest."""

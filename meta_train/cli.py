@@ -4,15 +4,17 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import tyro
 
 from lopt.describe import to_dict
-from lopt.errors import UserError, find
+from lopt.errors import find
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
-                       [--tasks NAME [NAME ...]] [--flags]
+                       [--tasks NAME [NAME ...]] [--augment NAME [NAME ...]]
+                       [--measure train-loss|validation-loss|validation-error]
+                       [--flags]
 
 `lopt meta-train PRESET --help` lists the flags, `lopt tasks` the names.
 
@@ -22,6 +24,7 @@ presets:"""
 def meta_train(arguments: Sequence[str]) -> int:
     """Runs `lopt meta-train PRESET [--flags]`."""
     from meta_train.config import MetaTrainConfig
+    from meta_train.inner_training import Measure
     from meta_train.presets import PRESETS, compose
     from meta_train.run import meta_train as run
 
@@ -33,10 +36,14 @@ def meta_train(arguments: Sequence[str]) -> int:
     name, *rest = arguments
     description, preset = find("preset", name, PRESETS)
     # Which parts there are decides which flags there are, so these come first.
-    parts = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parts = argparse.ArgumentParser(
+        prog=f"lopt meta-train {name}", add_help=False, allow_abbrev=False
+    )
     parts.add_argument("--estimator")
     parts.add_argument("--optimizer")
     parts.add_argument("--tasks", nargs="+", default=())
+    parts.add_argument("--augment", nargs="+", default=())
+    parts.add_argument("--measure", choices=get_args(Measure))
     chosen, flags = parts.parse_known_args(rest)
     config = tyro.cli(
         MetaTrainConfig,
@@ -45,7 +52,8 @@ def meta_train(arguments: Sequence[str]) -> int:
         prog=f"lopt meta-train {name}",
         description=(
             f"{description} Other parts by name come first: --estimator NAME, "
-            "--optimizer NAME, --tasks NAME [NAME ...]."
+            "--optimizer NAME, --tasks NAME [NAME ...], --augment NAME [NAME ...], "
+            "--measure train-loss|validation-loss|validation-error."
         ),
     )
     run(config)
@@ -172,35 +180,3 @@ def estimators(arguments: Sequence[str]) -> int:
 
 def _label(estimator) -> str:
     return f"{type(estimator).__name__} (K={estimator.truncation.length})"
-
-
-def tasks(arguments: Sequence[str]) -> int:
-    """Runs `lopt tasks`: lists what can be trained, by what, and the presets."""
-    if arguments:
-        if arguments[0] in ("-h", "--help"):
-            print(
-                "usage: lopt tasks\n\nList tasks, optimizers, estimators and presets."
-            )
-            return 0
-        raise UserError(f"`lopt tasks` takes no arguments; got {arguments[0]!r}.")
-    from rich.console import Console
-    from rich.table import Table
-
-    from lopt.registry import OPTIMIZERS
-    from meta_train.estimators import ESTIMATORS
-    from meta_train.presets import PRESETS
-    from tasks.zoo import ZOO
-
-    first_line = lambda kind: (kind.__doc__ or "").splitlines()[0]
-    sections = {
-        "Tasks and systems": {name: entry.description for name, entry in ZOO.items()},
-        "Learned optimizers": {n: first_line(kind) for n, kind in OPTIMIZERS.items()},
-        "Estimators": {name: first_line(kind) for name, kind in ESTIMATORS.items()},
-        "Presets of `lopt meta-train`": {n: text for n, (text, _) in PRESETS.items()},
-    }
-    for title, rows in sections.items():
-        table = Table(title=title, title_justify="left", show_header=False, box=None)
-        for name, text in rows.items():
-            table.add_row(name, text)
-        Console().print(table, "")
-    return 0

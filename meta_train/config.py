@@ -14,7 +14,7 @@ from meta_train.inner_training import InnerTraining
 from meta_train.outer_optimizer import OuterAdam
 from meta_train.truncation import Truncation
 from tasks.base import UnrolledSystem
-from tasks.zoo import ZOO
+from tasks.zoo import KINDS
 
 CONFIG_FILE = "config.json"
 
@@ -54,7 +54,7 @@ class MetaTrainConfig:
 
     def __post_init__(self):
         owners = {
-            system.optimizer if isinstance(system, InnerTraining) else system
+            system.owner if isinstance(system, InnerTraining) else system
             for system in self.systems
         }
         if len(owners) != 1:
@@ -100,7 +100,7 @@ _OPERATIONAL = {
 _TYPES: dict[str, type] = {
     **OPTIMIZERS,
     **ESTIMATORS,
-    **{type(entry.problem).__name__: type(entry.problem) for entry in ZOO.values()},
+    **KINDS,
     **{t.__name__: t for t in (MetaTrainConfig, InnerTraining, Truncation, OuterAdam)},
 }
 

@@ -1,6 +1,7 @@
 """Inner training as an unrolled system: ``(task, learned optimizer) -> system``."""
 
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,21 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from typing_extensions import override
 
 from lopt.base import LearnedOptimizer
-from tasks.base import Data, Horizon, Input, Loss, Params, Task, Theta, UnrolledSystem
+from tasks.base import (
+    Constants,
+    Data,
+    Family,
+    Horizon,
+    Input,
+    Loss,
+    Params,
+    Problem,
+    Searchable,
+    Theta,
+    UnrolledSystem,
+)
+
+Measure: TypeAlias = Literal["train-loss", "validation-loss", "validation-error"]
 
 
 class InnerTrainingState(struct.PyTreeNode):
@@ -19,50 +34,127 @@ class InnerTrainingState(struct.PyTreeNode):
     params: Params
     opt_state: optax.OptState
     horizon: Int[Array, "..."]
+    constants: Constants = ()  # of the problem that was drawn for this run
+
+
+class Parts(NamedTuple):
+    """Theta, where the task has a part of it."""
+
+    optimizer: Theta
+    task: Theta
+
+
+class Splits(NamedTuple):
+    """Data, or batches, to train on and to measure on; ``()`` if it is the same."""
+
+    train: Data
+    validation: Data
 
 
 @dataclass(frozen=True)
 class InnerTraining(UnrolledSystem):
     """One step of the system is one update of the task's parameters.
 
-    The loss of a step is the training loss that its gradient was taken of.
+    The loss of a step is taken where the step begins, at the parameters that its
+    gradient was taken at.
     """
 
-    task: Task
+    task: Family
     optimizer: LearnedOptimizer
+    measure: Measure = "train-loss"
+    """What theta is to lower: of the batch that is trained on, or of another one."""
+
+    def __post_init__(self):
+        if self.measure == "validation-error" and not self._has_error():
+            raise ValueError(
+                "`measure` must be a loss for a task that has no classes; got "
+                f"measure={self.measure!r} and {type(self.task).__name__}. "
+                'Try "validation-loss".'
+            )
+
+    def _has_error(self) -> bool:
+        errors = []
+        look = lambda key: errors.append(self.task.at(self.task.draw(key)).error)
+        jax.eval_shape(look, jax.random.key(0))
+        return errors[0] is not None
 
     @override
-    def load(self) -> Data:
-        return self.task.load()
+    def load(self) -> Splits:
+        held_back = self.measure != "train-loss"
+        validation = self.task.load("validation") if held_back else ()
+        return Splits(self.task.load("train"), validation)
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        return self.optimizer.init_theta(key)
+        theta = self.optimizer.init_theta(key)
+        if not isinstance(self.task, Searchable):
+            return theta
+        return Parts(theta, self.task.init_theta(jax.random.fold_in(key, 1)))
+
+    @property
+    def owner(self) -> Any:
+        """What theta belongs to: systems that share it can be trained together."""
+        if isinstance(self.task, Searchable):
+            return self.optimizer, self.task
+        return self.optimizer
+
+    def optimizer_theta(self, theta: Theta) -> Theta:
+        """Returns the part of theta that is the learned optimizer."""
+        return theta.optimizer if isinstance(self.task, Searchable) else theta
+
+    def _problem(self, theta: Theta, constants: Constants) -> Problem:
+        if not isinstance(self.task, Searchable):
+            return self.task.at(constants)
+        return self.task.with_theta(theta.task).at(constants)
 
     @override
     def init_state(
-        self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
+        self, theta: Theta, data: Splits, horizon: Horizon, key: PRNGKeyArray
     ) -> InnerTrainingState:
-        params = self.task.init_params(key)
-        opt_state = self.optimizer.as_optax(theta, horizon).init(params)
+        constants = self.task.draw(jax.random.fold_in(key, 1))
+        params = self._problem(theta, constants).init_params(key)
+        opt_state = self._optimizer(theta, horizon).init(params)
         return InnerTrainingState(
-            params=params, opt_state=opt_state, horizon=jnp.asarray(horizon, jnp.int32)
+            params=params,
+            opt_state=opt_state,
+            horizon=jnp.asarray(horizon, jnp.int32),
+            constants=constants,
         )
 
     @override
     def sample_input(
-        self, data: Data, state: InnerTrainingState, key: PRNGKeyArray
+        self, data: Splits, state: InnerTrainingState, key: PRNGKeyArray
     ) -> Input:
-        return self.task.sample_batch(data, key)
+        problem = self.task.at(state.constants)
+        train = problem.sample_batch(data.train, key)
+        if self.measure == "train-loss":
+            return Splits(train, ())
+        key = jax.random.fold_in(key, 1)
+        return Splits(train, problem.sample_batch(data.validation, key))
 
     @override
     def step(
-        self, theta: Theta, state: InnerTrainingState, x: Input
+        self, theta: Theta, state: InnerTrainingState, x: Splits
     ) -> tuple[InnerTrainingState, Loss]:
-        optimizer = self.optimizer.as_optax(theta, state.horizon)
-        loss, grads = jax.value_and_grad(self.task.loss)(state.params, x)
+        problem = self._problem(theta, state.constants)
+        optimizer = self._optimizer(theta, state.horizon)
+        value, grads = jax.value_and_grad(problem.loss)(state.params, x.train)
         updates, opt_state = optimizer.update(
-            grads, state.opt_state, state.params, value=loss
+            grads, state.opt_state, state.params, value=value
         )
         params = optax.apply_updates(state.params, updates)
+        if self.measure == "train-loss" and problem.measure == problem.loss:
+            loss = value
+        elif self.measure == "train-loss":
+            loss = problem.measure(state.params, x.train)
+        elif self.measure == "validation-loss":
+            loss = problem.measure(state.params, x.validation)
+        else:
+            assert problem.error is not None
+            loss = problem.error(state.params, x.validation)
         return state.replace(params=params, opt_state=opt_state), loss
+
+    def _optimizer(
+        self, theta: Theta, horizon: Horizon
+    ) -> optax.GradientTransformationExtraArgs:
+        return self.optimizer.as_optax(self.optimizer_theta(theta), horizon)

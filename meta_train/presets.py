@@ -1,6 +1,7 @@
 """Runs to start from, and how to put other parts into them by name."""
 
 import dataclasses
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ from lopt.registry import OPTIMIZERS
 from lopt.schedules import ScheduledSGD
 from meta_train.config import MetaTrainConfig
 from meta_train.estimators import ESTIMATORS, PES
-from meta_train.inner_training import InnerTraining
+from meta_train.inner_training import InnerTraining, Measure
 from meta_train.outer_optimizer import OuterAdam
 from meta_train.truncation import Truncation
-from tasks.base import Task
+from tasks.augmentation import Augmentation
+from tasks.base import Family
 from tasks.influence_balancing import InfluenceBalancing
-from tasks.mlp import MLPClassification
+from tasks.mlp import MLP
 from tasks.quadratic import RandomQuadratic
+from tasks.swimmer import Swimmer
 from tasks.toy_regression import ToyRegression
-from tasks.zoo import ZOO
+from tasks.zoo import AUGMENTATIONS, ZOO
 
 # Small beats large on a budget of minutes.
 _SMALL_MLP = PerParameterMLP(width=8, second_moment_decays=(0.999,))
@@ -32,49 +35,97 @@ def compose(
     estimator: str | None = None,
     optimizer: str | None = None,
     tasks: Sequence[str] = (),
+    augment: Sequence[str] = (),
+    measure: Measure | None = None,
 ) -> MetaTrainConfig:
     """Returns `config` with parts replaced by name; fields in common are kept."""
     parts: dict[str, Any] = {}
     if estimator:
         kind = find("estimator", estimator, ESTIMATORS)
         parts["estimator"] = convert(config.estimator, kind)
-    if optimizer or tasks:
+    if optimizer or tasks or augment or measure:
         inner = [s for s in config.systems if isinstance(s, InnerTraining)]
         ours = inner[0].optimizer if inner else _SMALL_MLP
         if optimizer:
             ours = convert(ours, find("optimizer", optimizer, OPTIMIZERS))
         problems = [find("task", name, ZOO).problem for name in tasks]
-        parts["systems"] = tuple(
-            InnerTraining(p, ours) if isinstance(p, Task) else p
-            for p in problems or [s.task for s in inner] or config.systems
-        )
+        wrappers = [find("augmentation", name, AUGMENTATIONS) for name in augment]
+        measure = measure or (inner[0].measure if inner else "train-loss")
+        try:
+            parts["systems"] = tuple(
+                InnerTraining(_wrapped(p, wrappers), ours, measure)
+                if isinstance(p, Family)
+                else p
+                for p in problems or [s.task for s in inner] or config.systems
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error
     try:
         return dataclasses.replace(config, **parts)
     except ValueError as error:
         raise UserError(str(error)) from error
 
 
+def _wrapped(task: Family, wrappers: Sequence[type[Augmentation]]) -> Family:
+    for wrapper in wrappers:
+        needed = typing.get_type_hints(wrapper)["task"]
+        if not isinstance(task, needed):
+            raise UserError(
+                f"{wrapper.__name__} must be put around a {needed.__name__}, before "
+                f"others; got {type(task).__name__}. Try another order of --augment."
+            )
+        task = wrapper(task)
+    return task
+
+
 PRESETS: dict[str, tuple[str, MetaTrainConfig]] = {
     "digits-mlp": (
         "Learn a per-parameter MLP on a small digits classifier; minutes on a laptop.",
         MetaTrainConfig(
-            systems=(InnerTraining(MLPClassification(), _SMALL_MLP),),
+            systems=(InnerTraining(MLP(), _SMALL_MLP),),
             estimator=PES(Truncation(length=10, horizon=200), num_pairs=32, std=0.03),
             outer_optimizer=OuterAdam(learning_rate=2e-2, schedule="cosine"),
             num_outer_steps=2_000,
             run_dir=Path("runs/digits-mlp"),
         ),
     ),
-    "tables-mlp": (
-        "The same optimizer on two tasks at once, wine and breast cancer; minutes.",
+    "mnist-mlp": (
+        "Learn a per-parameter MLP on MNIST, prepared first; hours on a laptop.",
         MetaTrainConfig(
             systems=(
-                InnerTraining(MLPClassification("wine"), _SMALL_MLP),
-                InnerTraining(MLPClassification("breast-cancer"), _SMALL_MLP),
+                InnerTraining(MLP("mnist", batch_size=128, width=100), _SMALL_MLP),
+            ),
+            estimator=PES(Truncation(length=20, horizon=1_000), num_pairs=16, std=0.03),
+            outer_optimizer=OuterAdam(learning_rate=1e-2, schedule="cosine"),
+            num_outer_steps=5_000,
+            run_dir=Path("runs/mnist-mlp"),
+        ),
+    ),
+    "tables-mlp": (
+        "The same optimizer on two tasks at once, wine and diabetes; minutes.",
+        MetaTrainConfig(
+            systems=(
+                InnerTraining(MLP("wine"), _SMALL_MLP),
+                InnerTraining(MLP("diabetes"), _SMALL_MLP),
             ),
             estimator=PES(Truncation(length=10, horizon=200), num_pairs=16, std=0.03),
             outer_optimizer=OuterAdam(learning_rate=2e-2, schedule="cosine"),
             run_dir=Path("runs/tables-mlp"),
+        ),
+    ),
+    "swimmer": (
+        "A linear policy for MuJoCo's Swimmer, as in the PES paper; extra `control`.",
+        MetaTrainConfig(
+            systems=(Swimmer(),),
+            estimator=PES(
+                Truncation(length=100, horizon=1_000),
+                num_pairs=10,
+                std=0.1,
+                normalize=True,
+            ),
+            outer_optimizer=OuterAdam(learning_rate=0.02),
+            num_outer_steps=500,
+            run_dir=Path("runs/swimmer"),
         ),
     ),
     "quadratic-schedule": (

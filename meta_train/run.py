@@ -199,7 +199,8 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lopt.save(path, inner[0].optimizer, state.theta, card)
+        theta = inner[0].optimizer_theta(state.theta)
+        lopt.save(path, inner[0].optimizer, theta, card)
     except OSError as error:
         raise UserError(
             f"{path} must be writable; it is not ({error.strerror}). Try another --out."

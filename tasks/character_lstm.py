@@ -11,19 +11,20 @@ from flax import struct
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from typing_extensions import override
 
-from tasks import datasets
 from tasks.base import Horizon, Loss, State, Theta, UnrolledSystem
+from tasks.datasets.text import Unit, read_text, vocabulary_size
 
 
 class _Cell(nn.Module):
     width: int
+    vocabulary: int
 
     @override
     @nn.compact
     def __call__(self, carry, token: Int[Array, ""]):
-        embedded = nn.Embed(datasets.NUM_CHARACTERS, self.width)(token)
+        embedded = nn.Embed(self.vocabulary, self.width)(token)
         carry, output = nn.OptimizedLSTMCell(self.width)(carry, embedded)
-        return carry, nn.Dense(datasets.NUM_CHARACTERS)(output)
+        return carry, nn.Dense(self.vocabulary)(output)
 
 
 class CharacterState(struct.PyTreeNode):
@@ -41,6 +42,10 @@ class CharacterLSTM(UnrolledSystem):
     """Hidden units, and size of the embedding."""
     random_start: bool = True
     """Whether episodes start anywhere in the text, or all at its beginning."""
+    text: str = "descriptions"
+    """A text file in the data directory; those of scikit-learn need none."""
+    unit: Unit = "letter"
+    """What the text is a stream of."""
 
     def __post_init__(self):
         if self.width < 1:
@@ -48,11 +53,11 @@ class CharacterLSTM(UnrolledSystem):
 
     @override
     def load(self) -> Int[Array, " characters"]:
-        return datasets.text()
+        return jnp.asarray(read_text(self.text, self.unit, "train"), jnp.int32)
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        return _Cell(self.width).init(key, self._blank(), jnp.zeros((), jnp.int32))
+        return self._cell.init(key, self._blank(), jnp.zeros((), jnp.int32))
 
     @override
     def init_state(
@@ -83,10 +88,14 @@ class CharacterLSTM(UnrolledSystem):
     ) -> tuple[CharacterState, Loss]:
         token, target = x
         carry, logits = cast(
-            tuple[State, Array], _Cell(self.width).apply(theta, state.carry, token)
+            tuple[State, Array], self._cell.apply(theta, state.carry, token)
         )
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, target)
         return CharacterState(carry, state.position + 1), loss
+
+    @property
+    def _cell(self) -> _Cell:
+        return _Cell(self.width, vocabulary_size(self.text, self.unit))
 
     def _blank(self) -> tuple[Float[Array, " width"], Float[Array, " width"]]:
         zeros = jnp.zeros(self.width, jnp.float32)

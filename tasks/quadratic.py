@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from tasks.base import Loss, Task
+from tasks.base import Constants, Data, Family, Loss, Problem, Split, Task
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,9 @@ class RandomQuadratic(Task):
             )
 
     @override
-    def load(self) -> Float[Array, "dim dim"]:
+    def load(self, split: Split = "train") -> Float[Array, "dim dim"]:
         """Returns ``A``, whose largest eigenvalue is 1."""
-        normal = jax.random.normal(jax.random.key(self.seed), (self.dim, self.dim))
-        basis, _ = jnp.linalg.qr(normal)
-        eigenvalues = jnp.geomspace(1.0, 1.0 / self.condition, self.dim)
-        return (basis * eigenvalues[None, :]) @ basis.T
+        return random_matrix(self.dim, self.condition, jax.random.key(self.seed))
 
     @override
     def init_params(self, key: PRNGKeyArray) -> Float[Array, " dim"]:
@@ -57,3 +54,54 @@ class RandomQuadratic(Task):
         matrix, minimum = batch
         distance = params - minimum
         return 0.5 * distance @ matrix @ distance
+
+
+@dataclass(frozen=True)
+class QuadraticFamily(Family):
+    """A quadratic with a spectrum, a basis and a noise of its own in every episode."""
+
+    dim: int = 16
+    """Number of parameters."""
+    max_condition: float = 1_000.0
+    """Condition numbers are drawn between 1 and this, evenly in the logarithm."""
+    max_noise_std: float = 0.3
+    """The noise of the minimum has a standard deviation between 0 and this."""
+
+    def __post_init__(self):
+        if self.dim < 1 or self.max_condition < 1 or not self.max_noise_std >= 0:
+            raise ValueError(
+                "`dim` and `max_condition` must be at least 1, `max_noise_std` not "
+                f"negative; got dim={self.dim}, max_condition={self.max_condition}, "
+                f"max_noise_std={self.max_noise_std}. Try max_condition=1000."
+            )
+
+    @override
+    def load(self, split: Split = "train") -> Data:
+        return ()
+
+    @override
+    def draw(self, key: PRNGKeyArray) -> Constants:
+        key_matrix, key_condition, key_noise = jax.random.split(key, 3)
+        condition = self.max_condition ** jax.random.uniform(key_condition)
+        std = self.max_noise_std * jax.random.uniform(key_noise)
+        return random_matrix(self.dim, condition, key_matrix), std
+
+    @override
+    def at(self, constants: Constants) -> Problem:
+        matrix, std = constants
+        task = RandomQuadratic(self.dim)
+        return task.at(())._replace(
+            sample_batch=lambda data, key: (
+                matrix,
+                std * jax.random.normal(key, (self.dim,)),
+            )
+        )
+
+
+def random_matrix(
+    dim: int, condition: float | Float[Array, ""], key: PRNGKeyArray
+) -> Float[Array, "dim dim"]:
+    """Returns a matrix with eigenvalues from 1 down, evenly in the logarithm."""
+    basis, _ = jnp.linalg.qr(jax.random.normal(key, (dim, dim)))
+    eigenvalues = condition ** -jnp.linspace(0.0, 1.0, dim)
+    return (basis * eigenvalues[None, :]) @ basis.T

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from tasks.base import Data, Loss, Task
+from tasks.base import Data, Loss, Split, Task
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class ToyRegression(Task):
     """Two parameters, one global minimum, many local ones on the way to it."""
 
     @override
-    def load(self) -> Data:
+    def load(self, split: Split = "train") -> Data:
         return ()
 
     @override

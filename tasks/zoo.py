@@ -1,50 +1,183 @@
 """Names for everything that can be unrolled; a new task is one more line here."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
-from tasks.base import Task, UnrolledSystem
+from tasks.analytic import MatrixFactorisation, Rosenbrock
+from tasks.augmentation import (
+    Augmentation,
+    InitialScale,
+    NoisyGradient,
+    Reparameterized,
+    ScaledLoss,
+    SmallerBatches,
+)
+from tasks.autoencoder import Autoencoder, VariationalAutoencoder
+from tasks.base import Family, UnrolledSystem
 from tasks.character_lstm import CharacterLSTM
+from tasks.convolution import ConvNet, MyrtleResNet, ResNet
+from tasks.families import AnyDataset, ClassSubset, PermutedLabels
 from tasks.influence_balancing import InfluenceBalancing
-from tasks.mlp import MLPClassification
-from tasks.quadratic import RandomQuadratic
+from tasks.language import RecurrentLM, TransformerLM
+from tasks.linear import Linear
+from tasks.masked_mlp import MaskedMLP
+from tasks.mlp import MLP
+from tasks.quadratic import QuadraticFamily, RandomQuadratic
+from tasks.swimmer import Swimmer
 from tasks.toy_regression import ToyRegression
+
+Use: TypeAlias = Literal["train", "held out", "study"]
 
 
 class Entry(NamedTuple):
-    """A named task or system, and what to say about it in one line."""
+    """A named task, family or system.
 
-    problem: Task | UnrolledSystem
+    Attributes:
+        problem: What it is.
+        use: Whether it is there to meta-train on, to be evaluated on and never
+            trained on, or to study estimators with.
+        description: In one line.
+    """
+
+    problem: Family | UnrolledSystem
+    use: Use
     description: str
 
 
+_MNIST, _FASHION, _CIFAR = "mnist", "fashion-mnist", "cifar10"
+
 ZOO: dict[str, Entry] = {
-    "digits-mlp": Entry(
-        MLPClassification(), "64-32-32-10 MLP on scikit-learn's digits."
-    ),
-    "digits-mlp-wide": Entry(MLPClassification(width=64), "64-64-64-10 MLP on digits."),
+    # Nothing downloads for these.
+    "digits-mlp": Entry(MLP(), "train", "64-32-32-10 MLP on digits."),
+    "digits-mlp-wide": Entry(MLP(width=64), "train", "64-64-64-10 MLP on digits."),
     "digits-mlp-deep": Entry(
-        MLPClassification(depth=4), "MLP with four hidden layers of 32 on digits."
+        MLP(depth=4), "train", "MLP with four hidden layers of 32 on digits."
     ),
     "digits-mlp-tanh": Entry(
-        MLPClassification(activation="tanh"), "64-32-32-10 tanh MLP on digits."
+        MLP(activation="tanh"), "train", "64-32-32-10 tanh MLP on digits."
     ),
-    "wine-mlp": Entry(
-        MLPClassification(dataset="wine"), "13-32-32-3 MLP on the wine table."
+    "digits-classes": Entry(
+        ClassSubset(MLP()), "train", "Five classes of digits, others every time."
+    ),
+    "digits-permuted": Entry(
+        PermutedLabels(MLP()), "train", "Digits with their labels permuted every time."
+    ),
+    "digits-reparameterized": Entry(
+        Reparameterized(MLP()), "train", "Digits, each tensor in units of its own."
+    ),
+    "digits-masked": Entry(
+        MaskedMLP(), "train", "MLP on digits; theta says how many units are used."
+    ),
+    "wine-mlp": Entry(MLP("wine"), "train", "13-32-32-3 MLP on the wine table."),
+    "diabetes-mlp": Entry(
+        MLP("diabetes"), "train", "10-32-32-1 MLP on the diabetes table."
     ),
     "breast-cancer-mlp": Entry(
-        MLPClassification(dataset="breast-cancer"),
-        "30-32-32-2 MLP on the breast-cancer table.",
+        MLP("breast-cancer"), "held out", "30-32-32-2 MLP on the breast-cancer table."
+    ),
+    "digits-conv": Entry(
+        ConvNet(width=16), "held out", "Three convolutions of 16 channels on digits."
+    ),
+    "digits-resnet": Entry(
+        ResNet(width=8), "held out", "Three residual blocks, 8 to 32 channels."
+    ),
+    "digits-logistic": Entry(
+        Linear(), "held out", "Logistic regression with L2 on digits."
+    ),
+    "diabetes-linear": Entry(
+        Linear("diabetes"), "train", "Linear regression with L2 on the diabetes table."
+    ),
+    "digits-autoencoder": Entry(
+        Autoencoder(), "train", "64-64-8-64-64 tanh autoencoder on digits."
+    ),
+    "digits-vae": Entry(
+        VariationalAutoencoder(), "held out", "The same, variational, on digits."
+    ),
+    "letters-lstm": Entry(RecurrentLM(), "train", "32-unit LSTM on letters."),
+    "letters-gru": Entry(
+        RecurrentLM(cell="gru"), "held out", "32-unit GRU on letters."
+    ),
+    "letters-transformer": Entry(
+        TransformerLM(depth=2), "held out", "Two layers of attention on letters."
     ),
     "quadratic": Entry(
-        RandomQuadratic(), "16 parameters, condition number 100, a noisy minimum."
+        *(RandomQuadratic(), "train"),
+        "16 parameters, condition number 100, a noisy minimum.",
+    ),
+    "quadratics": Entry(
+        QuadraticFamily(), "train", "Quadratics with another spectrum every time."
+    ),
+    "rosenbrock": Entry(Rosenbrock(), "held out", "A curved valley, two parameters."),
+    "matrix-factorisation": Entry(
+        MatrixFactorisation(), "held out", "A 32 x 32 matrix of rank 4, entry by entry."
     ),
     "toy-regression": Entry(
-        ToyRegression(), "The PES paper's two-parameter surface with local minima."
+        *(ToyRegression(), "study"),
+        "The PES paper's two-parameter surface with local minima.",
     ),
+    # Real images: `lopt data prepare NAME` first.
+    "mnist-mlp": Entry(
+        *(MLP(_MNIST, batch_size=128, width=100), "train"),
+        "784-100-100-10 MLP on MNIST.",
+    ),
+    "mnist-conv": Entry(
+        *(ConvNet(_MNIST, batch_size=128), "train"),
+        "Three convolutions of 32 channels on MNIST.",
+    ),
+    "fashion-mlp": Entry(
+        *(MLP(_FASHION, batch_size=128, width=128), "held out"),
+        "784-128-128-10 MLP on Fashion-MNIST.",
+    ),
+    "fashion-conv": Entry(
+        *(ConvNet(_FASHION, batch_size=128), "held out"),
+        "Three convolutions of 32 channels on Fashion-MNIST.",
+    ),
+    "images-autoencoder": Entry(
+        *(AnyDataset(Autoencoder(_MNIST, batch_size=128)), "train"),
+        "Autoencoder on MNIST or Fashion-MNIST, either every time.",
+    ),
+    "cifar10-mlp": Entry(
+        *(MLP(_CIFAR, batch_size=128, width=128), "train"),
+        "3072-128-128-10 MLP on CIFAR-10.",
+    ),
+    "cifar10-resnet": Entry(
+        *(ResNet(_CIFAR, batch_size=128), "held out"),
+        "Three residual blocks, 16 to 64 channels, on CIFAR-10.",
+    ),
+    "cifar10-myrtle": Entry(
+        MyrtleResNet(batch_size=128),
+        "held out",
+        "The PES paper's 1.6M-parameter ResNet.",
+    ),
+    "yacht-mlp": Entry(
+        MLP("yacht", batch_size=32), "held out", "6-32-32-1 MLP on the yacht table."
+    ),
+    # Systems: theta is not an optimizer.
     "character-lstm": Entry(
-        CharacterLSTM(), "Weights of a 5-unit LSTM on characters, as theta itself."
+        CharacterLSTM(), "study", "Weights of a 5-unit LSTM on characters, as theta."
     ),
     "influence-balancing": Entry(
-        InfluenceBalancing(), "A linear system on which short windows mislead."
+        InfluenceBalancing(), "study", "A linear system on which short windows mislead."
+    ),
+    "swimmer": Entry(
+        Swimmer(), "study", "A linear policy for MuJoCo's Swimmer; extra `control`."
     ),
 }
+
+AUGMENTATIONS: dict[str, type[Augmentation]] = {
+    "reparameterized": Reparameterized,
+    "initial-scale": InitialScale,
+    "scaled-loss": ScaledLoss,
+    "noisy-gradient": NoisyGradient,
+    "smaller-batches": SmallerBatches,
+    "permuted-labels": PermutedLabels,
+    "class-subset": ClassSubset,
+}
+
+KINDS: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        *(type(entry.problem) for entry in ZOO.values()),
+        *AUGMENTATIONS.values(),
+    )
+}
+"""Everything that a zoo entry can be made of, by its class."""

@@ -3,11 +3,33 @@ import subprocess
 import sys
 from pathlib import Path
 
+# Tests compile for longer than they run: unoptimized programs take 40 % less in all.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
 import chex
 import jax
 import pytest
 
+from tasks import datasets
+
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# Real data, where there is any: LOPT_DATA_DIR, or a directory beside the repository.
+_BESIDE = Path(__file__).parent.parent.parent / "shared" / "data" / "tfds"
+if "LOPT_DATA_DIR" not in os.environ and _BESIDE.is_dir():
+    os.environ["LOPT_DATA_DIR"] = str(_BESIDE)
+
+
+def needs_data(problem):
+    """Returns the marks of a test that needs the files of a task."""
+    while hasattr(problem, "task"):
+        problem = problem.task
+    try:
+        if hasattr(problem, "dataset"):
+            datasets.get(problem.dataset).check_prepared()
+    except datasets.DataError as error:
+        return [pytest.mark.skip(reason=f"NO DATA: {error}")]
+    return []
 
 
 @pytest.fixture(autouse=True)

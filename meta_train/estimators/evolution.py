@@ -39,6 +39,10 @@ class PairEstimator(PopulationEstimator):
     """Antithetic pairs in the population; twice as many particles."""
     std: float = 0.01
     """Standard deviation of the perturbations of theta."""
+    normalize: bool = False
+    """Whether estimates are divided by the standard deviation of the losses of all
+    particles, as policies are often trained: the step no longer depends on the unit of
+    the reward, and the estimate is the gradient's direction only."""
 
     def __post_init__(self):
         check_at_least_one("num_pairs", self.num_pairs)
@@ -75,7 +79,14 @@ class PairEstimator(PopulationEstimator):
         update = lambda state, noise, key: self.update_pair(
             system, data, theta, state, noise, key
         )
-        return update_population(update, self.num_pairs, key_pairs, state, noise)
+        estimate, state = update_population(
+            update, self.num_pairs, key_pairs, state, noise
+        )
+        if self.normalize:
+            spread = jnp.maximum(estimate.diagnostics["loss_std"], 1e-8)
+            scaled = jax.tree.map(lambda g: g / spread, estimate.grad)
+            estimate = estimate.replace(grad=scaled)
+        return estimate, state
 
 
 def check_std(std: float) -> None:

@@ -18,7 +18,7 @@ class FullES(PairEstimator):
     @property
     @override
     def is_unbiased(self):
-        return True
+        return not self.normalize
 
     @property
     @override

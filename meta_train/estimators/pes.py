@@ -30,7 +30,7 @@ class PES(PairEstimator):
     @property
     @override
     def is_unbiased(self):
-        return True
+        return not self.normalize
 
     @override
     def init_member(self, system, data, theta, end, key):

@@ -21,6 +21,7 @@ class Sample(struct.PyTreeNode):
     Attributes:
         grad: Its gradient estimate, always finite.
         loss: Its mean loss per step over the window; not a number if none was finite.
+        squared_loss: The square of that, of both partners if it is a pair.
         squared_norm: Of its gradient estimate.
         diverged: Whether a loss or the estimate was not finite.
         accumulator: The noise that it answers for; ``()`` if none.
@@ -28,6 +29,7 @@ class Sample(struct.PyTreeNode):
 
     grad: Theta
     loss: Float[Array, "..."]
+    squared_loss: Float[Array, "..."]
     squared_norm: Float[Array, "..."]
     diverged: Bool[Array, "..."]
     accumulator: Theta = ()
@@ -99,12 +101,13 @@ def make_sample(
         accumulator: The noise that it carries between windows.
     """
     capped, diverged = cap_losses(losses)
-    loss = capped.reshape(-1, losses.shape[-1]).mean(axis=0).sum() / mean_length
+    each = capped.reshape(-1, losses.shape[-1]).sum(axis=1) / mean_length
     squared_norm = optax.tree.norm(grad, squared=True)
     usable = jnp.isfinite(squared_norm)
     return Sample(
         grad=jax.tree.map(lambda g: jnp.where(usable, g, 0.0), grad),
-        loss=jnp.where(jnp.isfinite(losses).any(), loss, jnp.nan),
+        loss=jnp.where(jnp.isfinite(losses).any(), each.mean(), jnp.nan),
+        squared_loss=jnp.square(each).mean(),
         squared_norm=jnp.where(usable, squared_norm, 0.0),
         diverged=diverged | ~usable,
         accumulator=accumulator,
@@ -117,6 +120,7 @@ def merge(samples: Sample) -> Sample:
     return Sample(
         grad=grad,
         loss=jnp.nanmean(samples.loss),
+        squared_loss=samples.squared_loss.mean(),
         squared_norm=optax.tree.norm(grad, squared=True),
         diverged=samples.diverged.any(),
         accumulator=jax.tree.map(lambda a: a[-1], samples.accumulator),
@@ -133,10 +137,11 @@ def average(samples: Sample) -> Estimate:
         for x in jax.tree.leaves(samples.accumulator)
     ]
     # One reduction for all the scalars: on small problems each costs as much as one.
-    loss, share, second_moment, diverged, accumulator = jnp.stack(
+    loss, share, squared_loss, second_moment, diverged, accumulator = jnp.stack(
         [
             jnp.where(has_loss, samples.loss, 0.0),
             has_loss.astype(jnp.float32),
+            jnp.where(has_loss, samples.squared_loss, 0.0),
             samples.squared_norm,
             samples.diverged.astype(jnp.float32),
             sum(accumulators, start=jnp.zeros(num)),
@@ -144,13 +149,15 @@ def average(samples: Sample) -> Estimate:
     ).mean(axis=1)
     squared_norm = optax.tree.norm(grad, squared=True)
     variance = jnp.maximum(second_moment - squared_norm, 0.0) / max(num - 1, 1)
+    loss, squared_loss = loss / share, squared_loss / share
     diagnostics = {
+        "loss_std": jnp.sqrt(jnp.maximum(squared_loss - loss**2, 0.0)),
         # |mean|^2 over the variance of the mean: about 1 when all is noise.
         "signal_to_noise": jnp.where(variance > 0, squared_norm / variance, 0.0),
         "num_nonfinite": num * diverged,
         "accumulator_norm": jnp.sqrt(accumulator),
     }
-    return Estimate(grad=grad, loss=loss / share, diagnostics=diagnostics)
+    return Estimate(grad=grad, loss=loss, diagnostics=diagnostics)
 
 
 def cap_losses(

@@ -22,7 +22,8 @@ CASE = Case("quadratic", TASK, 30, "test")
 
 
 def test_curves_are_those_of_a_plain_optax_loop(key):
-    system, data = InnerTraining(TASK, Adam()), TASK.load()
+    system = InnerTraining(TASK, Adam())
+    data = system.load()
     rates = jnp.asarray([0.01, 0.1])
     keys = jax.random.split(key, 3)
     curves = loss_curves(system, data, rates, 5, keys)
@@ -31,7 +32,7 @@ def test_curves_are_those_of_a_plain_optax_loop(key):
     params = TASK.init_params(key_init)
     state = tx.init(params)
     for t, step_key in enumerate(jax.random.split(key_unroll, 5)):
-        batch = TASK.sample_batch(data, step_key)
+        batch = TASK.sample_batch(data.train, step_key)
         loss, grads = jax.value_and_grad(TASK.loss)(params, batch)
         np.testing.assert_allclose(curves[1, 2, t], loss, rtol=1e-5)
         updates, state = tx.update(grads, state, params)

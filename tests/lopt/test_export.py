@@ -13,7 +13,7 @@ from lopt import export
 from lopt.mlp import PerParameterMLP
 from lopt.registry import OPTIMIZERS
 from meta_train.inner_training import InnerTraining
-from tasks.mlp import MLPClassification
+from tasks.mlp import MLP
 from tasks.quadratic import RandomQuadratic
 
 
@@ -54,7 +54,7 @@ def test_saving_twice_writes_the_same_bytes(saved):
 
 @pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("task", [RandomQuadratic(), MLPClassification(width=8)])
+@pytest.mark.parametrize("task", [RandomQuadratic(), MLP(width=8)])
 def test_what_loads_takes_the_meta_trained_steps(name, task, jit, tmp_path, key):
     """The very function inner training used, through a file and `optax.chain`."""
     optimizer = OPTIMIZERS[name]()
@@ -75,9 +75,9 @@ def test_what_loads_takes_the_meta_trained_steps(name, task, jit, tmp_path, key)
     params, opt_state = state.params, exported.init(state.params)
     step = jax.jit(step) if jit else step
     for i in range(3):
-        batch = system.sample_input(data, state, jax.random.fold_in(key, i))
-        state, _ = system.step(theta, state, batch)
-        params, opt_state = step(params, opt_state, batch)
+        x = system.sample_input(data, state, jax.random.fold_in(key, i))
+        state, _ = system.step(theta, state, x)
+        params, opt_state = step(params, opt_state, x.train)
         if jit:
             chex.assert_trees_all_close(params, state.params, rtol=1e-6, atol=1e-6)
         else:

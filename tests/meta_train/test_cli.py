@@ -11,7 +11,7 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
     ("arguments", "messages"),
     [
         (["meta-train", "digits-mpl"], ["Did you mean 'digits-mlp'?"]),
-        (["meta-train", "zzz"], ["Try digits-mlp, tables-mlp"]),
+        (["meta-train", "zzz"], ["Try digits-mlp, mnist-mlp"]),
         ([*QUICK, "--num-outer-step=5"], ["--num-outer-steps"]),
         ([*QUICK, "--estimator", "PSE"], ["no estimator 'PSE'. Did you mean 'PES'?"]),
         ([*QUICK, "--tasks", "digit-mlp"], ["Did you mean 'digits-mlp'?"]),
@@ -37,7 +37,26 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
         (["export", "nowhere", "--out=x"], ["nowhere", "must be the run directory"]),
         (["evaluate", "nowhere"], ["nowhere must be a file written by `lopt export`"]),
         (["evaluate", "nowhere", "--suite=quik"], ["Did you mean 'quick'?"]),
-        (["tasks", "digits"], ["takes no arguments"]),
+        (["tasks", "digit-mlp"], ["Did you mean 'digits-mlp'?"]),
+        (["tasks", "influence-balancing"], ["Try lopt estimators influence-balancing"]),
+        (["data", "verify", "mnits"], ["got 'mnits'. Try mnist."]),
+        (
+            ["meta-train", "mnist-mlp", "--data-dir=nowhere"],
+            ["'mnist' must be in nowhere", "lopt data prepare mnist", "digits-mlp"],
+        ),
+        (["data", "list", "--data-dir"], ["must be followed by a directory"]),
+        (
+            ["meta-train", "digits-mlp", "--augment", "reparametrized"],
+            ["Did you mean 'reparameterized'?"],
+        ),
+        (
+            ["meta-train", "quadratic-schedule", "--measure", "validation-error"],
+            ["`measure` must be a loss for a task that has no classes"],
+        ),
+        (
+            ["meta-train", "digits-mlp", "--systems.0.task.dataset=no.csv"],
+            ["no.csv must be a CSV file"],
+        ),
         (["estimators", "digits-mpl"], ["Did you mean 'digits-mlp'?"]),
         (
             ["estimators", "quadratic-schedule", "--estimators", "PSE"],
@@ -178,3 +197,26 @@ def test_a_system_without_an_optimizer_trains_but_has_nothing_to_export(
     refused = lopt_command("export", "run", "--out=x.safetensors")
     assert refused.returncode == 2
     assert "there is nothing to export" in refused.stderr
+
+
+def test_a_task_is_shown_with_its_parameters_and_its_curve(lopt_command, tmp_path):
+    result = lopt_command("tasks", "diabetes-linear", "--num-steps=20", "--out=out")
+    assert result.returncode == 0, result.stderr
+    for text in ("params/Dense_0/kernel", "10 x 1", "11", "best learning rate"):
+        assert text in result.stdout
+    assert (tmp_path / "out" / "diabetes-linear.png").stat().st_size > 5_000
+
+
+def test_problems_can_differ_from_episode_to_episode(lopt_command, tmp_path):
+    result = lopt_command(
+        *("meta-train", "quadratic-schedule", "--run-dir=run", "--num-outer-steps=2"),
+        *("--wandb=off", "--tasks", "diabetes-linear", "--measure", "validation-loss"),
+        *("--augment", "reparameterized", "scaled-loss"),
+    )
+    assert result.returncode == 0, result.stderr
+    (system,) = json.loads((tmp_path / "run" / "config.json").read_text())["systems"]
+    assert system["measure"] == "validation-loss"
+    assert system["task"]["type"] == "ScaledLoss"
+    assert system["task"]["task"]["type"] == "Reparameterized"
+    exported = lopt_command("export", "run", "--out=again.safetensors")
+    assert exported.returncode == 0, exported.stderr

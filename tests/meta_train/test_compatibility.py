@@ -15,7 +15,7 @@ from meta_train.final_loss import FinalLoss
 from meta_train.inner_training import InnerTraining
 from meta_train.truncation import Truncation
 from tasks.influence_balancing import InfluenceBalancing
-from tasks.mlp import MLPClassification
+from tasks.mlp import MLP
 
 WINDOWS = Truncation(length=5, horizon=20)
 THETA = jnp.asarray(0.5)
@@ -90,7 +90,7 @@ def test_nothing_else_is_refused(name, system):
 
 
 def test_a_jacobian_that_does_not_fit_is_refused_with_its_size():
-    system = InnerTraining(MLPClassification(width=512), PerParameterMLP())
+    system = InnerTraining(MLP(width=512), PerParameterMLP())
     data = system.load()
     theta = jax.eval_shape(system.init_theta, jax.random.key(0))
     with pytest.raises(UserError, match=r"carries \d+ GB .*64 times") as raised:

@@ -1,5 +1,7 @@
 """What every estimator promises, and what their shared population does."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -311,3 +313,32 @@ def test_analytic_pes_has_far_less_variance_on_text(key):
         flat = jax.vmap(lambda g: jax.flatten_util.ravel_pytree(g)[0])(grads)[10:]
         variances.append(float(flat.var(axis=0, ddof=1).sum()))
     assert variances[0] > 5 * variances[1]
+
+
+@pytest.mark.parametrize("name", ["PES", "FullES"])
+def test_normalised_estimates_do_not_depend_on_the_unit_of_the_loss(name, key):
+    @dataclasses.dataclass(frozen=True)
+    class Scaled(InfluenceBalancing):
+        factor: float = 1.0
+
+        def step(self, theta, state, x):
+            state, loss = InfluenceBalancing.step(self, theta, state, x)
+            return state, self.factor * loss
+
+    windows = Truncation(length=5, horizon=20)
+    estimator = ESTIMATORS[name](windows, num_pairs=8, std=0.1, normalize=True)
+    assert not estimator.is_unbiased
+    theta = jnp.asarray(0.5)
+    grads = []
+    for factor in (1.0, 1000.0):
+        system = Scaled(factor=factor)
+        state = estimator.init(system, (), theta, key)
+        estimate, _ = estimator.update(system, (), theta, state, key)
+        grads.append(estimate.grad)
+    assert grads[0] != 0
+    np.testing.assert_allclose(*grads, rtol=1e-4)
+    plain = dataclasses.replace(estimator, normalize=False)
+    state = plain.init(Scaled(), (), theta, key)
+    estimate, _ = plain.update(Scaled(), (), theta, state, key)
+    spread = estimate.diagnostics["loss_std"]
+    np.testing.assert_allclose(estimate.grad / spread, grads[0], rtol=1e-4)

@@ -1,0 +1,122 @@
+"""Autoencoders: images through a bottleneck, and back."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+from typing_extensions import override
+
+from tasks import datasets
+from tasks.base import Constants, Input, Loss, Params, Problem
+from tasks.datasets import Stored
+from tasks.supervised import Activation, Supervised
+
+
+class _Layers(nn.Module):
+    widths: tuple[int, ...]
+    activation: Activation
+
+    @override
+    @nn.compact
+    def __call__(self, x: Float[Array, "n i"]) -> Float[Array, "n o"]:
+        for i, width in enumerate(self.widths):
+            x = getattr(nn, self.activation)(x) if i else x
+            x = nn.Dense(width)(x)
+        return x
+
+
+class _Autoencoder(nn.Module):
+    encoder: tuple[int, ...]
+    decoder: tuple[int, ...]
+    activation: Activation
+
+    @override
+    def setup(self):
+        self.encode = _Layers(self.encoder, self.activation)
+        self.decode = _Layers(self.decoder, self.activation)
+
+    @override
+    def __call__(self, x: Float[Array, "n ..."]) -> Float[Array, "n inputs"]:
+        return self.decode(self.encode(x.reshape(len(x), -1)))
+
+
+@dataclass(frozen=True)
+class Autoencoder(Supervised):
+    """Mean square of what is lost on the way; labels are not looked at."""
+
+    width: int = 64
+    """Units in the hidden layer before and after the bottleneck."""
+    num_latents: int = 8
+    """Units in the bottleneck."""
+    activation: Activation = "tanh"
+    """Nonlinearity of the hidden layers."""
+
+    @property
+    def num_inputs(self) -> int:
+        """Pixels, or columns."""
+        size = 1
+        for n in datasets.get(self.dataset).shape:
+            size *= n
+        return size
+
+    @property
+    @override
+    def network(self) -> _Autoencoder:
+        return _Autoencoder(
+            (self.width, self.num_latents),
+            (self.width, self.num_inputs),
+            self.activation,
+        )
+
+    @override
+    def loss(self, params: Params, batch: Input) -> Loss:
+        restored = self.outputs(params, batch)
+        return 0.5 * jnp.mean((restored - batch.inputs.reshape(restored.shape)) ** 2)
+
+    @override
+    def at(self, constants: Constants) -> Problem:
+        return super().at(constants)._replace(error=None)
+
+
+@dataclass(frozen=True)
+class VariationalAutoencoder(Autoencoder):
+    """Minus the evidence lower bound, per input; one sample, drawn with the batch."""
+
+    @property
+    @override
+    def network(self) -> _Autoencoder:
+        return _Autoencoder(
+            (self.width, 2 * self.num_latents),
+            (self.width, self.num_inputs),
+            self.activation,
+        )
+
+    @override
+    def init_params(self, key: PRNGKeyArray) -> Params:
+        def both(network: _Autoencoder, x: Array) -> Array:
+            return network.decode(network.encode(x)[:, : self.num_latents])
+
+        return self.network.init(key, jnp.zeros((1, self.num_inputs)), method=both)
+
+    @override
+    def sample_batch(self, data: Stored, key: PRNGKeyArray) -> Input:
+        shape = (self.batch_size, self.num_latents)
+        noise = jax.random.normal(jax.random.fold_in(key, 1), shape)
+        return data.sample(self.batch_size, key), noise
+
+    @override
+    def loss(self, params: Params, batch: Input) -> Loss:
+        examples, noise = batch
+        x = examples.inputs.reshape(len(noise), -1)
+
+        def bound(network: _Autoencoder) -> Array:
+            mean, log_var = jnp.split(network.encode(x), 2, axis=-1)
+            restored = network.decode(mean + jnp.exp(0.5 * log_var) * noise)
+            lost = 0.5 * jnp.sum((restored - x) ** 2, axis=-1)
+            divergence = 0.5 * (jnp.exp(log_var) + mean**2 - 1.0 - log_var).sum(-1)
+            return jnp.mean(lost + divergence) / self.num_inputs
+
+        return cast(Array, self.network.apply(params, method=bound))

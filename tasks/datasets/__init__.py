@@ -1,0 +1,63 @@
+"""Datasets by name; a new one is one more line here."""
+
+import difflib
+import functools
+from pathlib import Path
+
+from tasks.base import Split
+from tasks.datasets.base import DataError, Dataset, Examples, Stored
+from tasks.datasets.directory import data_dir
+from tasks.datasets.embedded import Embedded
+from tasks.datasets.images import TfdsImages
+from tasks.datasets.tables import CsvTable, read_csv
+
+__all__ = ["DATASETS", "DataError", "Dataset", "Examples", "Stored", "get", "load"]
+
+_CIFAR_MEAN, _CIFAR_STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
+
+DATASETS: dict[str, Dataset] = {
+    dataset.name: dataset
+    for dataset in (
+        Embedded("digits", (8, 8, 1), 10, 1_438, "handwritten digits"),
+        Embedded("wine", (13,), 3, 143, "analyses of wines"),
+        Embedded("breast-cancer", (30,), 2, 456, "cell nuclei"),
+        Embedded("diabetes", (10,), 0, 354, "course of the disease"),
+        TfdsImages(
+            *("mnist", (28, 28, 1), 10, 54_000, "handwritten digits"),
+            *("3.0.1", (33.3,), (78.6,)),
+        ),
+        TfdsImages(
+            *("fashion-mnist", (28, 28, 1), 10, 54_000, "pictures of clothes"),
+            *("3.0.1", (72.9,), (90.0,)),
+        ),
+        TfdsImages(
+            *("cifar10", (32, 32, 3), 10, 45_000, "small photographs"),
+            *("3.0.2", _CIFAR_MEAN, _CIFAR_STD),
+        ),
+        CsvTable("yacht", (6,), 0, 247, "resistance of hulls", "uci_yacht.csv"),
+    )
+}
+
+
+def get(name: str) -> Dataset:
+    """Returns the dataset of that name, or the CSV file at that path."""
+    if name in DATASETS:
+        return DATASETS[name]
+    if name.endswith(".csv"):
+        num, width = read_csv(data_dir() / name).shape
+        return CsvTable(name, (width - 1,), 0, num - num // 5, "a table", name)
+    close = difflib.get_close_matches(name, DATASETS, n=1)
+    raise ValueError(
+        f"`dataset` must be one of {', '.join(DATASETS)}, or a path that ends in .csv; "
+        f"got {name!r}. Try {(close or ['digits'])[0]}."
+    )
+
+
+def load(name: str, split: Split) -> Stored:
+    """Returns a split on the device; it is read once for a directory."""
+    return _load(name, split, data_dir())
+
+
+@functools.lru_cache(maxsize=16)
+def _load(name: str, split: Split, directory: Path) -> Stored:
+    return get(name).read(split)

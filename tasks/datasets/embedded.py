@@ -1,0 +1,45 @@
+"""Datasets that scikit-learn carries inside its package: nothing downloads."""
+
+import importlib
+from dataclasses import dataclass
+
+import numpy as np
+from typing_extensions import override
+
+from tasks.base import Split
+from tasks.datasets.base import Dataset, Stored, split_rows
+
+
+@dataclass(frozen=True)
+class Embedded(Dataset):
+    """Pixels go to [0, 1]; the columns of tables are standardised, and targets too."""
+
+    @override
+    def read(self, split: Split) -> Stored:
+        module = importlib.import_module("sklearn.datasets")
+        bunch = getattr(module, f"load_{self.name.replace('-', '_')}")()
+        if self.name == "digits":
+            center, spread = np.zeros(1), np.full(1, 16.0)
+            bunch.data = bunch.images[..., None]
+            return stored(bunch.data, bunch.target, center, spread, split, "int32")
+        return standardised(bunch.data, bunch.target, split, bool(self.num_classes))
+
+
+def standardised(
+    inputs: np.ndarray, targets: np.ndarray, split: Split, classes: bool
+) -> Stored:
+    """Returns a split of a table, by the statistics of its training split."""
+    train = split_rows(len(targets), "train")
+    center, spread = inputs[train].mean(0), inputs[train].std(0)
+    spread = np.where(spread > 0, spread, 1.0)
+    if not classes:
+        targets = (targets - targets[train].mean()) / targets[train].std()
+    dtype = "int32" if classes else "float32"
+    return stored(inputs, targets, center, spread, split, dtype)
+
+
+def stored(inputs, targets, center, spread, split: Split, dtype: str) -> Stored:
+    """Puts a split together."""
+    rows = split_rows(len(targets), split)
+    labels = targets[rows].astype(dtype)
+    return Stored.of(inputs[rows].astype(np.float32), labels, center, spread)

@@ -1,0 +1,84 @@
+"""Tables of numbers in CSV files; the last column is what is predicted."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from typing_extensions import override
+
+from tasks.base import Split
+from tasks.datasets.base import DataError, Dataset, Stored
+from tasks.datasets.directory import data_dir
+from tasks.datasets.embedded import standardised
+
+_FEWEST = 20
+
+
+@dataclass(frozen=True)
+class CsvTable(Dataset):
+    """A regression; columns and targets are standardised."""
+
+    path: str
+    """Of the file, within the data directory unless it is absolute."""
+
+    @override
+    def check_prepared(self) -> None:
+        if not (data_dir() / self.path).is_file():
+            raise DataError(
+                f"The dataset {self.name!r} must be in {data_dir() / self.path}; there "
+                "is no such file. Try --data-dir, or a path of your own, or the task "
+                "diabetes-linear, which needs no file."
+            )
+
+    @override
+    def read(self, split: Split) -> Stored:
+        self.check_prepared()
+        rows = read_csv(data_dir() / self.path)
+        if rows.shape[1] != self.shape[0] + 1:
+            raise DataError(
+                f"{self.path} must have {self.shape[0] + 1} columns; got "
+                f"{rows.shape[1]}."
+            )
+        return standardised(rows[:, :-1], rows[:, -1], split, classes=False)
+
+
+def read_csv(path: Path) -> np.ndarray:
+    """Reads a table of numbers, with or without a line of names on top."""
+    try:
+        with path.open(newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(
+            f"{path} must be a CSV file; {getattr(error, 'strerror', None) or error}. "
+            "Try another path, or --data-dir."
+        ) from error
+    has_names = bool(rows) and not any(map(_is_number, rows[0]))
+    values = []
+    for i, row in enumerate(rows[has_names:], start=1 + has_names):
+        if len(row) != len(rows[0]):
+            raise DataError(
+                f"{path} must have {len(rows[0])} columns in every row; row {i} has "
+                f"{len(row)}."
+            )
+        for j, cell in enumerate(row, start=1):
+            if not _is_number(cell):
+                found = f"{cell!r}" if cell.strip() else "an empty cell"
+                raise DataError(
+                    f"{path} must have finite numbers in every cell; row {i}, column "
+                    f"{j} has {found}. Try filling it, or leaving the row out."
+                )
+        values.append([float(cell) for cell in row])
+    if len(values) < _FEWEST or len(values[0]) < 2:
+        raise DataError(
+            f"{path} must have at least {_FEWEST} rows of 2 columns or more; got "
+            f"{len(values)} rows."
+        )
+    return np.asarray(values)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False

@@ -1,0 +1,87 @@
+"""Texts as streams of small numbers."""
+
+import functools
+import importlib
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+from jaxtyping import Integer
+
+from tasks.base import Split
+from tasks.datasets.base import DataError
+from tasks.datasets.directory import data_dir
+
+Unit: TypeAlias = Literal["letter", "character", "byte"]
+
+EMBEDDED = "descriptions"
+_FEWEST = 1_000
+
+
+def read_text(name: str, unit: Unit, split: Split) -> Integer[np.ndarray, " n"]:
+    """Reads a part of a text: its first 80 %, the next 10 %, or the last.
+
+    Args:
+        name: Of a file, within the data directory unless it is absolute; or
+            `descriptions`, the 15,000 characters in which scikit-learn describes its
+            datasets.
+        unit: Letters of any case become 1 to 26 and all else 0; the distinct
+            characters are numbered in order; or bytes as they are.
+        split: Which part.
+    """
+    codes, _ = _encode(name, unit, data_dir())
+    first, second = 8 * len(codes) // 10, 9 * len(codes) // 10
+    parts = {
+        "train": codes[:first],
+        "validation": codes[first:second],
+        "test": codes[second:],
+    }
+    return parts[split]
+
+
+def vocabulary_size(name: str, unit: Unit) -> int:
+    """Returns how many different numbers a text may have."""
+    fixed = {"letter": 27, "byte": 256}
+    return fixed.get(unit) or _encode(name, unit, data_dir())[1]
+
+
+@functools.lru_cache(maxsize=8)
+def _encode(name: str, unit: Unit, folder: Path) -> tuple[np.ndarray, int]:
+    raw = _descriptions() if name == EMBEDDED else _read(folder / name)
+    if len(raw) < _FEWEST:
+        raise DataError(
+            f"The text {name!r} must have at least {_FEWEST} bytes; got {len(raw)}. "
+            f"Try {EMBEDDED!r}, which needs no file."
+        )
+    if unit == "byte":
+        return np.frombuffer(raw, np.uint8), 256
+    try:
+        text = raw.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"The text {name!r} must be UTF-8 to be read as {unit}s; {error}. "
+            "Try bytes."
+        ) from error
+    if unit == "character":
+        letters, codes = np.unique(list(text), return_inverse=True)
+        return codes.astype(np.int32), len(letters)
+    codes = np.frombuffer(text.lower().encode("ascii", "replace"), np.uint8)
+    is_letter = (codes >= ord("a")) & (codes <= ord("z"))
+    return np.where(is_letter, codes - ord("a") + 1, 0).astype(np.uint8), 27
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"The text must be a file; {path}: {error.strerror}. Try {EMBEDDED!r}, "
+            "which needs none."
+        ) from error
+
+
+def _descriptions() -> bytes:
+    module = importlib.import_module("sklearn.datasets")
+    names = ("breast_cancer", "diabetes", "digits", "iris", "linnerud", "wine")
+    texts = [getattr(module, f"load_{name}")().DESCR for name in names]
+    return " ".join(texts).encode()

@@ -1,0 +1,164 @@
+"""Language models: recurrent ones and a small transformer, on any text."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray
+from typing_extensions import override
+
+from tasks.base import Constants, Loss, Params, Problem, Split, Task
+from tasks.datasets.text import EMBEDDED, Unit, read_text, vocabulary_size
+
+
+@dataclass(frozen=True)
+class LanguageModel(Task):
+    """Cross-entropy of the next token, over stretches from anywhere in a text."""
+
+    text: str = EMBEDDED
+    """A text file in the data directory; `descriptions` needs none."""
+    unit: Unit = "letter"
+    """What the text is a stream of."""
+    length: int = 32
+    """Tokens that are predicted in a stretch."""
+    batch_size: int = 16
+    """Stretches in a batch."""
+    width: int = 32
+    """Size of embeddings and hidden layers."""
+    depth: int = 1
+    """Layers."""
+
+    def __post_init__(self):
+        for name in ("length", "batch_size", "width", "depth"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"`{name}` must be at least 1; got {getattr(self, name)}. Try 1."
+                )
+
+    @property
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Maps tokens to the logits of the one after each."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of different tokens."""
+        return vocabulary_size(self.text, self.unit)
+
+    @override
+    def load(self, split: Split = "train") -> Integer[Array, " tokens"]:
+        tokens = read_text(self.text, self.unit, split)
+        if len(tokens) <= self.length:
+            raise ValueError(
+                f"`length` must be below the {len(tokens)} tokens that {self.text} has "
+                f"for {split}; got {self.length}. Try {len(tokens) // 2}."
+            )
+        return jnp.asarray(tokens)
+
+    @override
+    def init_params(self, key: PRNGKeyArray) -> Params:
+        return self.network.init(key, jnp.zeros((1, self.length), jnp.int32))
+
+    @override
+    def sample_batch(
+        self, data: Integer[Array, " tokens"], key: PRNGKeyArray
+    ) -> Int[Array, "n stretch"]:
+        last = data.size - self.length
+        starts = jax.random.randint(key, (self.batch_size,), 0, last)
+        places = starts[:, None] + jnp.arange(self.length + 1)[None]
+        return data[places].astype(jnp.int32)
+
+    @override
+    def loss(self, params: Params, batch: Int[Array, "n stretch"]) -> Loss:
+        return optax.softmax_cross_entropy_with_integer_labels(
+            self._logits(params, batch), batch[:, 1:]
+        ).mean()
+
+    def error(self, params: Params, batch: Int[Array, "n stretch"]) -> Loss:
+        """Returns the share of tokens that are not guessed."""
+        guess = self._logits(params, batch).argmax(axis=-1)
+        return jnp.mean(guess != batch[:, 1:], dtype=jnp.float32)
+
+    def _logits(self, params: Params, batch: Array) -> Float[Array, "n length v"]:
+        return cast(Array, self.network.apply(params, batch[:, :-1]))
+
+    @override
+    def at(self, constants: Constants) -> Problem:
+        return super().at(constants)._replace(error=self.error)
+
+
+class _Recurrent(nn.Module):
+    cell: Literal["lstm", "gru"]
+    width: int
+    depth: int
+    vocabulary: int
+
+    @override
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "n length"]) -> Float[Array, "n length v"]:
+        x = nn.Embed(self.vocabulary, self.width)(tokens)
+        cell = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}[self.cell]
+        for _ in range(self.depth):
+            x = cast(Array, nn.RNN(cell(self.width))(x))
+        return nn.Dense(self.vocabulary)(x)
+
+
+@dataclass(frozen=True)
+class RecurrentLM(LanguageModel):
+    """An LSTM or a GRU, from a blank state at the start of every stretch."""
+
+    cell: Literal["lstm", "gru"] = "lstm"
+    """Which kind."""
+
+    @property
+    @override
+    def network(self) -> _Recurrent:
+        return _Recurrent(self.cell, self.width, self.depth, self.vocabulary)
+
+
+class _Transformer(nn.Module):
+    width: int
+    depth: int
+    num_heads: int
+    vocabulary: int
+
+    @override
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "n length"]) -> Float[Array, "n length v"]:
+        length = tokens.shape[1]
+        init = nn.initializers.normal(0.02)
+        places = self.param("places", init, (length, self.width))
+        x = nn.Embed(self.vocabulary, self.width)(tokens) + places[None]
+        mask = nn.make_causal_mask(tokens)
+        for _ in range(self.depth):
+            y = nn.LayerNorm()(x)
+            x = x + nn.MultiHeadDotProductAttention(self.num_heads)(y, mask=mask)
+            y = nn.Dense(4 * self.width)(nn.LayerNorm()(x))
+            x = x + nn.Dense(self.width)(nn.gelu(y))
+        return nn.Dense(self.vocabulary)(nn.LayerNorm()(x))
+
+
+@dataclass(frozen=True)
+class TransformerLM(LanguageModel):
+    """Causal attention, normalised before each layer, with learned positions."""
+
+    num_heads: int = 2
+    """Heads of attention."""
+
+    @override
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_heads < 1 or self.width % self.num_heads:
+            raise ValueError(
+                "`num_heads` must divide `width`; got "
+                f"num_heads={self.num_heads}, width={self.width}. Try num_heads=1."
+            )
+
+    @property
+    @override
+    def network(self) -> _Transformer:
+        return _Transformer(self.width, self.depth, self.num_heads, self.vocabulary)

@@ -1,0 +1,95 @@
+"""What tasks on examples share: a network is all that one adds."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, cast
+
+import flax.linen as nn
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+from typing_extensions import override
+
+from tasks import datasets
+from tasks.base import Constants, Input, Loss, Params, Problem, Split, Task
+from tasks.datasets import Examples, Stored
+
+Activation: TypeAlias = Literal["relu", "tanh", "gelu", "silu"]
+
+
+@dataclass(frozen=True)
+class Supervised(Task):
+    """A network on a dataset: cross-entropy of classes, or squares of a regression."""
+
+    dataset: str = "digits"
+    """A dataset's name (`lopt data list`), or the path of a CSV file."""
+    batch_size: int = 64
+    """Examples in a batch, drawn with replacement."""
+    l2: float = 0.0
+    """Half the squared length of the parameters is added to the loss so many times."""
+
+    def __post_init__(self):
+        spec = datasets.get(self.dataset)
+        for name in ("width", "depth"):
+            if getattr(self, name, 1) < 1:
+                raise ValueError(
+                    f"`{name}` must be at least 1; got {getattr(self, name)}. Try 2."
+                )
+        if not 1 <= self.batch_size <= spec.num_train:
+            raise ValueError(
+                f"`batch_size` must lie between 1 and the {spec.num_train} training "
+                f"examples of {self.dataset}; got {self.batch_size}. "
+                f"Try {min(64, spec.num_train)}."
+            )
+        if not self.l2 >= 0:
+            raise ValueError(f"`l2` must not be negative; got {self.l2}. Try 1e-4.")
+
+    @property
+    @abstractmethod
+    def network(self) -> nn.Module:
+        """Maps inputs to `num_outputs` numbers for each of them."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Classes, or one for a regression."""
+        return datasets.get(self.dataset).num_classes or 1
+
+    @override
+    def load(self, split: Split = "train") -> Stored:
+        return datasets.load(self.dataset, split)
+
+    @override
+    def init_params(self, key: PRNGKeyArray) -> Params:
+        return self.network.init(key, jnp.zeros((1, *datasets.get(self.dataset).shape)))
+
+    @override
+    def sample_batch(self, data: Stored, key: PRNGKeyArray) -> Input:
+        return data.sample(self.batch_size, key)
+
+    @override
+    def loss(self, params: Params, batch: Input) -> Loss:
+        outputs = self.outputs(params, batch)
+        if datasets.get(self.dataset).num_classes:
+            loss = optax.softmax_cross_entropy_with_integer_labels(
+                outputs, batch.labels
+            ).mean()
+        else:
+            loss = 0.5 * jnp.mean((outputs[:, 0] - batch.labels) ** 2)
+        if self.l2:
+            loss += 0.5 * self.l2 * optax.tree.norm(params["params"], squared=True)
+        return loss
+
+    def error(self, params: Params, batch: Input) -> Loss:
+        """Returns the share of inputs that are not classified rightly."""
+        wrong = self.outputs(params, batch).argmax(axis=-1) != batch.labels
+        return wrong.astype(jnp.float32).mean()
+
+    def outputs(self, params: Params, batch: Examples) -> Float[Array, "n outputs"]:
+        """Applies the network."""
+        return cast(Array, self.network.apply(params, batch.inputs))
+
+    @override
+    def at(self, constants: Constants) -> Problem:
+        has_classes = datasets.get(self.dataset).num_classes > 0
+        error = self.error if has_classes else None
+        return super().at(constants)._replace(error=error)

@@ -1,0 +1,131 @@
+"""Swimmer: a linear policy as theta, gymnasium's MuJoCo model as the system."""
+
+import functools
+import importlib
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from typing_extensions import override
+
+from tasks.base import Data, Horizon, Loss, Theta, UnrolledSystem
+from tasks.datasets.base import DataError
+
+_NUM_JOINTS, _NUM_MOTORS = 5, 2
+_NUM_OBSERVED = 2 * _NUM_JOINTS - 2  # where it is in the plane is not observed
+_START_NOISE = 0.1
+_CONTROL_COST = 1e-4
+
+
+class SwimmerState(struct.PyTreeNode):
+    """Positions and velocities, in the simulator's own double precision, as bits."""
+
+    bits: UInt32[Array, "..."]
+
+
+@dataclass(frozen=True)
+class Swimmer(UnrolledSystem):
+    """Three links in a fluid; the loss is minus the reward of Swimmer-v5.
+
+    Partners start alike and go on from where each of them is.
+    """
+
+    @override
+    def load(self) -> Data:
+        _simulator()  # says at once if it is not installed
+        return ()
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Float[Array, "2 8"]:
+        return jnp.zeros((_NUM_MOTORS, _NUM_OBSERVED))
+
+    @override
+    def init_state(
+        self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
+    ) -> SwimmerState:
+        shape = (2 * _NUM_JOINTS,)
+        noise = jax.random.uniform(
+            key, shape, minval=-_START_NOISE, maxval=_START_NOISE
+        )
+        return SwimmerState(_callback(_start, _BITS, noise))
+
+    @override
+    def sample_input(self, data: Data, state: SwimmerState, key: PRNGKeyArray) -> None:
+        return None
+
+    @override
+    def step(
+        self, theta: Theta, state: SwimmerState, x: None
+    ) -> tuple[SwimmerState, Loss]:
+        loss = jax.ShapeDtypeStruct((), jnp.float32)
+        bits, loss = _callback(_advance, (_BITS, loss), theta, state.bits)
+        return SwimmerState(bits), loss
+
+
+_BITS = jax.ShapeDtypeStruct((4 * _NUM_JOINTS,), jnp.uint32)
+
+
+def _callback(function: Any, results: Any, *args: Array) -> Any:
+    # All members come in one call, however many axes they are along.
+    return jax.pure_callback(function, results, *args, vmap_method="broadcast_all")
+
+
+def _start(noise: Any) -> np.ndarray:
+    return np.ascontiguousarray(noise, np.float64).view(np.uint32)
+
+
+def _advance(policy: Any, bits: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Takes one step of the environment, which is four of the simulator, with each."""
+    policy, bits = np.asarray(policy, np.float64), np.asarray(bits)
+    state = np.ascontiguousarray(bits).view(np.float64).reshape(-1, 2 * _NUM_JOINTS)
+    policies = policy.reshape(-1, _NUM_MOTORS, _NUM_OBSERVED)
+    actions = (policies @ state[:, 2:, None])[..., 0]
+    following = _simulator().step(state, actions)
+    velocity = (following[:, 0] - state[:, 0]) / _simulator().seconds
+    reward = velocity - _CONTROL_COST * np.sum(actions**2, axis=-1)
+    losses = (-reward).astype(np.float32).reshape(bits.shape[:-1])
+    return following.view(np.uint32).reshape(bits.shape), losses
+
+
+class _Simulator:
+    """MuJoCo on a few threads, a model shared and a scratch space for each."""
+
+    def __init__(self):
+        try:
+            gymnasium, mujoco, rollout = map(
+                importlib.import_module, ("gymnasium", "mujoco", "mujoco.rollout")
+            )
+        except ImportError as error:
+            raise DataError(
+                f"Swimmer must have gymnasium and MuJoCo; {error}. "
+                'Try pip install "lopt[control]".'
+            ) from error
+        environment = gymnasium.make("Swimmer-v5").unwrapped
+        num_threads = os.cpu_count() or 1
+        self._model = environment.model
+        self._scratch = [mujoco.MjData(self._model) for _ in range(num_threads)]
+        self._rollout = rollout.Rollout(nthread=num_threads)
+        self._num_steps = environment.frame_skip
+        self._lock = threading.Lock()
+        self.seconds = environment.dt
+
+    def step(self, state: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        """Holds each action for one step of the environment."""
+        time = np.zeros((len(state), 1))
+        control = np.repeat(actions[:, None], self._num_steps, axis=1)
+        with self._lock:  # the scratch space is shared
+            states, _ = self._rollout.rollout(
+                self._model, self._scratch, np.concatenate([time, state], 1), control
+            )
+        return np.ascontiguousarray(states[:, -1, 1:])
+
+
+@functools.cache
+def _simulator() -> _Simulator:
+    return _Simulator()

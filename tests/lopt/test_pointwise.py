@@ -28,7 +28,7 @@ def plain(rows, layers):
     return list(x)
 
 
-def same(ours, theirs):
+def assert_same(ours, theirs):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
@@ -37,7 +37,7 @@ def same(ours, theirs):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_narrow_layers_are_layers(compiled, key):
     function = jax.jit(pointwise_mlp) if compiled else pointwise_mlp
-    same(function(*make(key)), plain(*make(key)))
+    assert_same(function(*make(key)), plain(*make(key)))
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
@@ -46,19 +46,19 @@ def test_they_can_be_batched_over_rows_and_over_weights(axes, key):
         make(key, *([NUM_BATCH] if axis == 0 else []))[i] for i, axis in enumerate(axes)
     ]
     ours, theirs = (jax.vmap(f, axes) for f in (pointwise_mlp, plain))
-    same(jax.jit(ours)(*arguments), theirs(*arguments))
+    assert_same(jax.jit(ours)(*arguments), theirs(*arguments))
     twice = [jax.tree.map(lambda x: jnp.stack([x, 2 * x]), a) for a in arguments]
-    same(jax.jit(jax.vmap(ours))(*twice), jax.vmap(theirs)(*twice))
+    assert_same(jax.jit(jax.vmap(ours))(*twice), jax.vmap(theirs)(*twice))
 
 
 def test_they_have_derivatives_of_every_order(key):
     arguments = make(key)
     loss = lambda f: lambda *a: sum(jnp.sum(jnp.sin(row)) for row in f(*a))
     ours, theirs = (jax.grad(loss(f), argnums=(0, 1)) for f in (pointwise_mlp, plain))
-    same(jax.jit(ours)(*arguments), theirs(*arguments))
+    assert_same(jax.jit(ours)(*arguments), theirs(*arguments))
     tangents = make(jax.random.fold_in(key, 1))
     ours, theirs = (jax.jvp(g, arguments, tangents) for g in (ours, theirs))
-    same(ours, theirs)
+    assert_same(ours, theirs)
 
 
 def test_they_are_one_operation_until_they_are_compiled(key):

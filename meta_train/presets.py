@@ -17,7 +17,7 @@ from meta_train.inner_training import InnerTraining, Measure
 from meta_train.outer_optimizer import OuterAdam
 from meta_train.truncation import Truncation
 from tasks.augmentation import Augmentation
-from tasks.base import Family
+from tasks.base import Family, Searchable
 from tasks.influence_balancing import InfluenceBalancing
 from tasks.mlp import MLP
 from tasks.quadratic import RandomQuadratic
@@ -67,6 +67,11 @@ def compose(
 
 
 def _wrapped(task: Family, wrappers: Sequence[type[Augmentation]]) -> Family:
+    if wrappers and isinstance(task, Searchable):
+        raise UserError(
+            f"--augment must be given tasks that theta has no part of; got "
+            f"{type(task).__name__}. Try another task, or no --augment."
+        )
     for wrapper in wrappers:
         needed = typing.get_type_hints(wrapper)["task"]
         if not isinstance(task, needed):

@@ -95,13 +95,11 @@ class _ResNet(nn.Module):
 
 
 @dataclass(frozen=True)
-class ResNet(_OnImages):
-    """Residual blocks with group norm, twice as wide and half as large each time."""
+class _Residual(_OnImages):
+    """Networks with group norm."""
 
     width: int = 16
-    """Channels of the first block."""
-    depth: int = 3
-    """Residual blocks."""
+    """Channels of the first layer; they double from stage to stage."""
     num_groups: int = 4
     """Groups that channels are normalised in."""
 
@@ -113,6 +111,14 @@ class ResNet(_OnImages):
                 "`num_groups` must divide `width`; got "
                 f"num_groups={self.num_groups}, width={self.width}. Try num_groups=1."
             )
+
+
+@dataclass(frozen=True)
+class ResNet(_Residual):
+    """Residual blocks with group norm, twice as wide and half as large each time."""
+
+    depth: int = 3
+    """Residual blocks."""
 
     @property
     @override
@@ -141,7 +147,7 @@ class _Myrtle(nn.Module):
 
 
 @dataclass(frozen=True)
-class MyrtleResNet(_OnImages):
+class MyrtleResNet(_Residual):
     """The nine layers that Myrtle.ai trained on CIFAR-10 in a minute or two.
 
     With group norm in place of batch norm, which has a state that inner training

@@ -10,7 +10,8 @@ from typing_extensions import override
 
 from tasks.augmentation import Augmentation
 from tasks.base import Constants, Family, Input, Params, Problem, Searchable
-from tasks.supervised import Activation, Supervised
+from tasks.mlp import MLP
+from tasks.supervised import Activation
 
 
 class _Network(nn.Module):
@@ -29,7 +30,7 @@ class _Network(nn.Module):
 
 
 @dataclass(frozen=True)
-class MaskedMLP(Supervised, Searchable):
+class MaskedMLP(MLP, Searchable):
     """Theta has one number for each hidden layer: behind a sigmoid, the share in use.
 
     The last unit in use counts in part, so that the share has a slope.
@@ -37,14 +38,10 @@ class MaskedMLP(Supervised, Searchable):
 
     width: int = 100
     """Units in each hidden layer, used or not."""
-    depth: int = 2
-    """Number of hidden layers."""
-    activation: Activation = "relu"
-    """Nonlinearity between the layers."""
 
     @property
     @override
-    def network(self) -> _Network:
+    def network(self) -> nn.Module:
         return _Network((self.width,) * self.depth, self.num_outputs, self.activation)
 
     @override

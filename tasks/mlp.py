@@ -36,5 +36,5 @@ class MLP(Supervised):
 
     @property
     @override
-    def network(self) -> _Network:
+    def network(self) -> nn.Module:
         return _Network((self.width,) * self.depth, self.num_outputs, self.activation)

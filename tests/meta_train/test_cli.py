@@ -44,6 +44,17 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
             ["meta-train", "mnist-mlp", "--data-dir=nowhere"],
             ["'mnist' must be in nowhere", "lopt data prepare mnist", "digits-mlp"],
         ),
+        (
+            [
+                "meta-train",
+                "digits-mlp",
+                "--tasks",
+                "digits-masked",
+                "--augment",
+                "scaled-loss",
+            ],
+            ["--augment must be given tasks that theta has no part of"],
+        ),
         (["data", "list", "--data-dir"], ["must be followed by a directory"]),
         (
             ["meta-train", "digits-mlp", "--augment", "reparametrized"],

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lopt.__main__ import _tune_cpu_compiler
-from meta_train.presets import PRESETS
+from meta_train.preset_configs import CONFIGS
 from meta_train.run import make_trainer
 
 HORIZON, LENGTH, NUM_PARTICLES, STD, LEARNING_RATE = 100, 10, 100, 1.0, 1e-2
@@ -120,7 +120,7 @@ def bare_scan(num_updates: int) -> Callable[[], None]:
 
 def framework(num_updates: int) -> Callable[[], None]:
     """The trainer on the preset, with everything that it does besides."""
-    trainer = make_trainer(PRESETS["toy-regression"][1])
+    trainer = make_trainer(CONFIGS["toy-regression"])
     data = trainer.load()
 
     def run():

@@ -70,7 +70,7 @@ def _list() -> int:
         },
         "Learned optimizers": {n: first_line(kind) for n, kind in OPTIMIZERS.items()},
         "Estimators": {name: first_line(kind) for name, kind in ESTIMATORS.items()},
-        "Presets of `lopt meta-train`": {n: text for n, (text, _) in PRESETS.items()},
+        "Presets of `lopt meta-train`": {n: p.description for n, p in PRESETS.items()},
     }
     for title, rows in sections.items():
         table = Table(title=title, title_justify="left", show_header=False, box=None)

@@ -1,5 +1,6 @@
 """The `lopt` command: a table of sub-commands, each imported only when called."""
 
+import contextlib
 import importlib
 import os
 import sys
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rest = _take_data_dir(rest)
         target, _ = find("command", name, COMMANDS)
         _tune_cpu_compiler()
+        _keep_programs()
         module, function = target.split(":")
         return getattr(importlib.import_module(module), function)(rest)
     except KeyboardInterrupt:
@@ -74,6 +76,16 @@ def _tune_cpu_compiler() -> None:
         if option not in flags:
             flags = f"{flags} {option}={value}".strip()
     os.environ["XLA_FLAGS"] = flags
+
+
+def _keep_programs() -> None:
+    """Lets a command find what an earlier one has compiled, unless the user chose."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", f"{cache}/lopt/programs")
+    with contextlib.suppress(OSError):  # then there is no cache
+        os.makedirs(folder, exist_ok=True)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
 
 
 def _usage() -> str:

@@ -10,6 +10,8 @@ import tyro
 
 from lopt.describe import to_dict
 from lopt.errors import find
+from meta_train.presets import PRESETS, Measure, Preset
+from tasks import prepared
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
                        [--tasks NAME [NAME ...]] [--augment NAME [NAME ...]]
@@ -23,18 +25,11 @@ presets:"""
 
 def meta_train(arguments: Sequence[str]) -> int:
     """Runs `lopt meta-train PRESET [--flags]`."""
-    from meta_train.config import MetaTrainConfig
-    from meta_train.inner_training import Measure
-    from meta_train.presets import PRESETS, compose
-    from meta_train.run import meta_train as run
-
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_META_TRAIN)
-        for name, (description, _) in PRESETS.items():
-            print(f"  {name:<22}{description}")
+        print(f"{_META_TRAIN}\n{_presets()}")
         return 0 if arguments else 2
     name, *rest = arguments
-    description, preset = find("preset", name, PRESETS)
+    preset = find("preset", name, PRESETS)
     # Which parts there are decides which flags there are, so these come first.
     parts = argparse.ArgumentParser(
         prog=f"lopt meta-train {name}", add_help=False, allow_abbrev=False
@@ -45,13 +40,19 @@ def meta_train(arguments: Sequence[str]) -> int:
     parts.add_argument("--augment", nargs="+", default=())
     parts.add_argument("--measure", choices=get_args(Measure))
     chosen, flags = parts.parse_known_args(rest)
+    if not chosen.tasks and not any(flag.startswith("--systems") for flag in flags):
+        _check_prepared(preset, flags)
+    from meta_train.config import MetaTrainConfig
+    from meta_train.preset_configs import CONFIGS, compose
+    from meta_train.run import meta_train as run
+
     config = tyro.cli(
         MetaTrainConfig,
-        default=compose(preset, **vars(chosen)),
+        default=compose(CONFIGS[name], **vars(chosen)),
         args=flags,
         prog=f"lopt meta-train {name}",
         description=(
-            f"{description} Other parts by name come first: --estimator NAME, "
+            f"{preset.description} Other parts by name come first: --estimator NAME, "
             "--optimizer NAME, --tasks NAME [NAME ...], --augment NAME [NAME ...], "
             "--measure train-loss|validation-loss|validation-error."
         ),
@@ -110,31 +111,30 @@ class _Estimators:
 
 def estimators(arguments: Sequence[str]) -> int:
     """Runs `lopt estimators PRESET [--lengths 1 10 100]`."""
-    from meta_train.presets import PRESETS
-
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: lopt estimators PRESET [--flags]\n\npresets:")
-        for name, (description, _) in PRESETS.items():
-            print(f"  {name:<22}{description}")
+        print(f"usage: lopt estimators PRESET [--flags]\n\npresets:\n{_presets()}")
         print("\n`lopt estimators PRESET --help` lists the flags.")
         return 0 if arguments else 2
     name, *flags = arguments
-    _, config = find("preset", name, PRESETS)
+    preset = find("preset", name, PRESETS)
     options = tyro.cli(
         _Estimators,
         args=flags,
         prog=f"lopt estimators {name}",
         description="Compare estimators of the outer gradient on a preset's system.",
     )
+    _check_prepared(preset, flags)
     import jax
 
     from meta_train import estimator_report
     from meta_train.diagnostics import candidates, diagnose
+    from meta_train.preset_configs import CONFIGS
     from meta_train.progress import ProgressReport
     from meta_train.run import make_trainer
     from meta_train.run_directory import check_writable
 
     out = options.out or Path("runs/estimators") / name
+    config = CONFIGS[name]
     system = make_trainer(config).systems[0]
     data = system.load()
     key_theta, key = jax.random.split(jax.random.key(options.seed))
@@ -167,7 +167,8 @@ def estimators(arguments: Sequence[str]) -> int:
         missing = [_label(other) for other in chosen if other not in reached]
         if missing:
             progress.say(
-                f"No time left for {', '.join(missing)}. Try --minutes "
+                f"No time left for {', '.join(missing)}. Try the same command again, "
+                "which need not compile the others, or --minutes "
                 f"{3 * options.minutes:g}, or --estimators with their names."
             )
     progress.console.print(estimator_report.table(results, chosen[0]))
@@ -176,6 +177,16 @@ def estimators(arguments: Sequence[str]) -> int:
     paths = f"{out / 'variance.png'}, {out / 'estimators.json'}"
     progress.say(f"Figure and numbers: {paths}")
     return 0
+
+
+def _presets() -> str:
+    return "\n".join(f"  {name:<22}{p.description}" for name, p in PRESETS.items())
+
+
+def _check_prepared(preset: Preset, flags: Sequence[str]) -> None:
+    """Says at once that data is missing, not when all else has been imported."""
+    if preset.dataset and not {"-h", "--help"}.intersection(flags):
+        prepared.check_prepared(preset.dataset)
 
 
 def _label(estimator) -> str:

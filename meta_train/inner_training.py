@@ -1,7 +1,7 @@
 """Inner training as an unrolled system: ``(task, learned optimizer) -> system``."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from typing_extensions import override
 
 from lopt.base import LearnedOptimizer
+from meta_train.presets import Measure
 from tasks.base import (
     Constants,
     Data,
@@ -24,8 +25,6 @@ from tasks.base import (
     Theta,
     UnrolledSystem,
 )
-
-Measure: TypeAlias = Literal["train-loss", "validation-loss", "validation-error"]
 
 
 class InnerTrainingState(struct.PyTreeNode):

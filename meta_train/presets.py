@@ -1,165 +1,46 @@
-"""Runs to start from, and how to put other parts into them by name."""
+"""Names that the command line offers: runs to start from, what theta is to lower.
 
-import dataclasses
-import typing
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+Nothing here is slow to import: `preset_configs.py` has what they are made of.
+"""
 
-from lopt.describe import convert
-from lopt.errors import UserError, find
-from lopt.mlp import PerParameterMLP
-from lopt.registry import OPTIMIZERS
-from lopt.schedules import ScheduledSGD
-from meta_train.config import MetaTrainConfig
-from meta_train.estimators import ESTIMATORS, PES
-from meta_train.inner_training import InnerTraining, Measure
-from meta_train.outer_optimizer import OuterAdam
-from meta_train.truncation import Truncation
-from tasks.augmentation import Augmentation
-from tasks.base import Family, Searchable
-from tasks.influence_balancing import InfluenceBalancing
-from tasks.mlp import MLP
-from tasks.quadratic import RandomQuadratic
-from tasks.swimmer import Swimmer
-from tasks.toy_regression import ToyRegression
-from tasks.zoo import AUGMENTATIONS, ZOO
+from typing import Literal, NamedTuple, TypeAlias
 
-# Small beats large on a budget of minutes.
-_SMALL_MLP = PerParameterMLP(width=8, second_moment_decays=(0.999,))
+Measure: TypeAlias = Literal["train-loss", "validation-loss", "validation-error"]
 
 
-def compose(
-    config: MetaTrainConfig,
-    *,
-    estimator: str | None = None,
-    optimizer: str | None = None,
-    tasks: Sequence[str] = (),
-    augment: Sequence[str] = (),
-    measure: Measure | None = None,
-) -> MetaTrainConfig:
-    """Returns `config` with parts replaced by name; fields in common are kept."""
-    parts: dict[str, Any] = {}
-    if estimator:
-        kind = find("estimator", estimator, ESTIMATORS)
-        parts["estimator"] = convert(config.estimator, kind)
-    if optimizer or tasks or augment or measure:
-        inner = [s for s in config.systems if isinstance(s, InnerTraining)]
-        ours = inner[0].optimizer if inner else _SMALL_MLP
-        if optimizer:
-            ours = convert(ours, find("optimizer", optimizer, OPTIMIZERS))
-        problems = [find("task", name, ZOO).problem for name in tasks]
-        wrappers = [find("augmentation", name, AUGMENTATIONS) for name in augment]
-        measure = measure or (inner[0].measure if inner else "train-loss")
-        try:
-            parts["systems"] = tuple(
-                InnerTraining(_wrapped(p, wrappers), ours, measure)
-                if isinstance(p, Family)
-                else p
-                for p in problems or [s.task for s in inner] or config.systems
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from error
-    try:
-        return dataclasses.replace(config, **parts)
-    except ValueError as error:
-        raise UserError(str(error)) from error
+class Preset(NamedTuple):
+    """A run to start from.
+
+    Attributes:
+        description: In one line.
+        dataset: What must be prepared first.
+    """
+
+    description: str
+    dataset: str | None = None
 
 
-def _wrapped(task: Family, wrappers: Sequence[type[Augmentation]]) -> Family:
-    if wrappers and isinstance(task, Searchable):
-        raise UserError(
-            f"--augment must be given tasks that theta has no part of; got "
-            f"{type(task).__name__}. Try another task, or no --augment."
-        )
-    for wrapper in wrappers:
-        needed = typing.get_type_hints(wrapper)["task"]
-        if not isinstance(task, needed):
-            raise UserError(
-                f"{wrapper.__name__} must be put around a {needed.__name__}, before "
-                f"others; got {type(task).__name__}. Try another order of --augment."
-            )
-        task = wrapper(task)
-    return task
-
-
-PRESETS: dict[str, tuple[str, MetaTrainConfig]] = {
-    "digits-mlp": (
+PRESETS: dict[str, Preset] = {
+    "digits-mlp": Preset(
         "Learn a per-parameter MLP on a small digits classifier; minutes on a laptop.",
-        MetaTrainConfig(
-            systems=(InnerTraining(MLP(), _SMALL_MLP),),
-            estimator=PES(Truncation(length=10, horizon=200), num_pairs=32, std=0.03),
-            outer_optimizer=OuterAdam(learning_rate=2e-2, schedule="cosine"),
-            num_outer_steps=2_000,
-            run_dir=Path("runs/digits-mlp"),
-        ),
     ),
-    "mnist-mlp": (
+    "mnist-mlp": Preset(
         "Learn a per-parameter MLP on MNIST, prepared first; hours on a laptop.",
-        MetaTrainConfig(
-            systems=(
-                InnerTraining(MLP("mnist", batch_size=128, width=100), _SMALL_MLP),
-            ),
-            estimator=PES(Truncation(length=20, horizon=1_000), num_pairs=16, std=0.03),
-            outer_optimizer=OuterAdam(learning_rate=1e-2, schedule="cosine"),
-            num_outer_steps=5_000,
-            run_dir=Path("runs/mnist-mlp"),
-        ),
+        "mnist",
     ),
-    "tables-mlp": (
+    "tables-mlp": Preset(
         "The same optimizer on two tasks at once, wine and diabetes; minutes.",
-        MetaTrainConfig(
-            systems=(
-                InnerTraining(MLP("wine"), _SMALL_MLP),
-                InnerTraining(MLP("diabetes"), _SMALL_MLP),
-            ),
-            estimator=PES(Truncation(length=10, horizon=200), num_pairs=16, std=0.03),
-            outer_optimizer=OuterAdam(learning_rate=2e-2, schedule="cosine"),
-            run_dir=Path("runs/tables-mlp"),
-        ),
     ),
-    "swimmer": (
+    "swimmer": Preset(
         "A linear policy for MuJoCo's Swimmer, as in the PES paper; extra `control`.",
-        MetaTrainConfig(
-            systems=(Swimmer(),),
-            estimator=PES(
-                Truncation(length=100, horizon=1_000),
-                num_pairs=10,
-                std=0.1,
-                normalize=True,
-            ),
-            outer_optimizer=OuterAdam(learning_rate=0.02),
-            num_outer_steps=500,
-            run_dir=Path("runs/swimmer"),
-        ),
     ),
-    "quadratic-schedule": (
+    "quadratic-schedule": Preset(
         "Learn a learning-rate schedule on a noisy quadratic; seconds on a laptop.",
-        MetaTrainConfig(
-            systems=(InnerTraining(RandomQuadratic(), ScheduledSGD()),),
-            estimator=PES(Truncation(length=10, horizon=100), num_pairs=32, std=0.1),
-            outer_optimizer=OuterAdam(learning_rate=1e-2),
-            run_dir=Path("runs/quadratic-schedule"),
-        ),
     ),
-    "toy-regression": (
+    "toy-regression": Preset(
         "The PES paper's toy 2D regression: a schedule past many local minima.",
-        MetaTrainConfig(
-            systems=(InnerTraining(ToyRegression(), ScheduledSGD()),),
-            estimator=PES(Truncation(length=10, horizon=100), num_pairs=50, std=1.0),
-            outer_optimizer=OuterAdam(learning_rate=1e-2),
-            num_outer_steps=5_000,
-            log_every_steps=100,
-            run_dir=Path("runs/toy-regression"),
-        ),
     ),
-    "influence-balancing": (
+    "influence-balancing": Preset(
         "The PES paper's influence balancing: short windows have the wrong sign.",
-        MetaTrainConfig(
-            systems=(InfluenceBalancing(),),
-            estimator=PES(Truncation(length=1, horizon=500), num_pairs=500, std=0.1),
-            log_every_steps=100,
-            run_dir=Path("runs/influence-balancing"),
-        ),
     ),
 }

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tasks.datasets import DATASETS, DataError, Dataset
-from tasks.datasets.directory import data_dir
+from tasks.datasets import DATASETS, Dataset
 from tasks.datasets.images import TfdsImages
+from tasks.prepared import DataError, data_dir
 
 
 def data(arguments: Sequence[str]) -> int:

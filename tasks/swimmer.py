@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from typing_extensions import override
 
 from tasks.base import Data, Horizon, Loss, Theta, UnrolledSystem
-from tasks.datasets.base import DataError
+from tasks.prepared import DataError
 
 _NUM_JOINTS, _NUM_MOTORS = 5, 2
 _NUM_OBSERVED = 2 * _NUM_JOINTS - 2  # where it is in the plane is not observed

@@ -62,4 +62,10 @@ def lopt_command(tmp_path):
 
 def command_environment(**environment: str) -> dict[str, str]:
     root = Path(__file__).parent.parent
-    return {**os.environ, "PYTHONPATH": str(root), "COLUMNS": "200", **environment}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "COLUMNS": "200",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # nothing from, or for, another test
+        **environment,
+    }

@@ -5,11 +5,11 @@ import functools
 from pathlib import Path
 
 from tasks.base import Split
-from tasks.datasets.base import DataError, Dataset, Examples, Stored
-from tasks.datasets.directory import data_dir
+from tasks.datasets.base import Dataset, Examples, Stored
 from tasks.datasets.embedded import Embedded
 from tasks.datasets.images import TfdsImages
 from tasks.datasets.tables import CsvTable, read_csv
+from tasks.prepared import DataError, data_dir
 
 __all__ = ["DATASETS", "DataError", "Dataset", "Examples", "Stored", "get", "load"]
 
@@ -24,15 +24,15 @@ DATASETS: dict[str, Dataset] = {
         Embedded("diabetes", (10,), 0, 354, "course of the disease"),
         TfdsImages(
             *("mnist", (28, 28, 1), 10, 54_000, "handwritten digits"),
-            *("3.0.1", (33.3,), (78.6,)),
+            *((33.3,), (78.6,)),
         ),
         TfdsImages(
             *("fashion-mnist", (28, 28, 1), 10, 54_000, "pictures of clothes"),
-            *("3.0.1", (72.9,), (90.0,)),
+            *((72.9,), (90.0,)),
         ),
         TfdsImages(
             *("cifar10", (32, 32, 3), 10, 45_000, "small photographs"),
-            *("3.0.2", _CIFAR_MEAN, _CIFAR_STD),
+            *(_CIFAR_MEAN, _CIFAR_STD),
         ),
         CsvTable("yacht", (6,), 0, 247, "resistance of hulls", "uci_yacht.csv"),
     )

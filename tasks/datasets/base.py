@@ -12,12 +12,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from tasks.base import Split
 
 
-class DataError(Exception):
-    """Data that is missing or cannot be read; what it says is meant for the user."""
-
-    is_for_user = True
-
-
 class Examples(NamedTuple):
     """A batch: inputs with zero mean and unit spread, and class labels or targets."""
 

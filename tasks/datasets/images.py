@@ -1,6 +1,5 @@
 """Image datasets as TFDS stores them, read without TensorFlow."""
 
-import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
+from tasks import prepared
 from tasks.base import Split
-from tasks.datasets.base import DataError, Dataset, Stored
-from tasks.datasets.directory import data_dir
+from tasks.datasets.base import Dataset, Stored
+from tasks.prepared import DataError
 
 _VALIDATION_SHARE = 10  # one in so many of the official training set
 
@@ -22,8 +22,6 @@ _VALIDATION_SHARE = 10  # one in so many of the official training set
 class TfdsImages(Dataset):
     """Pixels stay bytes until they are in a batch, normalised by channel."""
 
-    version: str
-    """Of the official TFDS builder."""
     mean: tuple[float, ...]
     """Of each channel over the training set, of 255."""
     std: tuple[float, ...]
@@ -32,18 +30,11 @@ class TfdsImages(Dataset):
     @property
     def folder(self) -> Path:
         """Where TFDS keeps it."""
-        return data_dir() / self.name.replace("-", "_") / self.version
+        return prepared.folder(self.name)
 
     @override
     def check_prepared(self) -> None:
-        shards = missing_shards(self.folder)
-        if shards is None or shards:
-            what = f"{len(shards)} of its files" if shards else "it"
-            raise DataError(
-                f"The dataset {self.name!r} must be in {self.folder}; {what} cannot be "
-                f"found there. Try `lopt data prepare {self.name}`, or --data-dir, or "
-                "the preset digits-mlp, which needs no download."
-            )
+        prepared.check_prepared(self.name)
 
     @override
     def read(self, split: Split) -> Stored:
@@ -77,22 +68,6 @@ class TfdsImages(Dataset):
         if whole.shape[1:] != self.shape:
             raise ValueError(f"images must have shape {self.shape}, not {whole.shape}")
         return whole, np.concatenate(labels)
-
-
-def missing_shards(folder: Path) -> list[str] | None:
-    """Returns which files a prepared dataset lacks; nothing if it is not prepared."""
-    try:
-        info = json.loads((folder / "dataset_info.json").read_text())
-        splits = {s["name"]: len(s["shardLengths"]) for s in info["splits"]}
-        name = info["name"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    names = [
-        f"{name}-{split}.array_record-{i:05d}-of-{num:05d}"
-        for split, num in splits.items()
-        for i in range(num)
-    ]
-    return [file for file in names if not (folder / file).is_file()]
 
 
 def _rows(split: Split, num: int) -> np.ndarray:

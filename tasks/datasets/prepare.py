@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.datasets.base import DataError
-from tasks.datasets.directory import data_dir
 from tasks.datasets.images import TfdsImages
+from tasks.prepared import DataError, data_dir
 
 CHECKSUMS = "checksums.json"
 _CHUNK = 1 << 18

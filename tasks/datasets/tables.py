@@ -8,9 +8,9 @@ import numpy as np
 from typing_extensions import override
 
 from tasks.base import Split
-from tasks.datasets.base import DataError, Dataset, Stored
-from tasks.datasets.directory import data_dir
+from tasks.datasets.base import Dataset, Stored
 from tasks.datasets.embedded import standardised
+from tasks.prepared import DataError, data_dir
 
 _FEWEST = 20
 

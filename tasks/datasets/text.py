@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from tasks.base import Split
-from tasks.datasets.base import DataError
-from tasks.datasets.directory import data_dir
+from tasks.prepared import DataError, data_dir
 
 Unit: TypeAlias = Literal["letter", "character", "byte"]
 

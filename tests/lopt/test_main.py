@@ -19,17 +19,37 @@ def test_import_lopt_pays_for_no_dataset_checkpoint_or_log():
     assert "optax" in loaded
 
 
-def test_help_imports_nothing_slow_and_names_every_command():
+def run_and_list_modules(*arguments):
     code = (
-        "import sys; from lopt.__main__ import main; main(['--help']); "
+        "import sys; from lopt.__main__ import main; main(sys.argv[1:]); "
         "print('loaded', *sys.modules)"
     )
-    text = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    usage, loaded = text.split("loaded")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True
+    )
+    shown, loaded = done.stdout.split("loaded")
+    return shown + done.stderr, set(loaded.split())
+
+
+def test_help_imports_nothing_slow_and_names_every_command():
+    usage, loaded = run_and_list_modules("--help")
     assert all(command in usage for command in COMMANDS)
-    assert {"jax", "numpy", "tyro"}.isdisjoint(loaded.split())
+    assert loaded.isdisjoint({"jax", "numpy", "tyro"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["meta-train", "--help"], "influence-balancing"),
+        (["estimators", "--help"], "influence-balancing"),
+        (["meta-train", "mnist-mlp", "--data-dir=nowhere"], "lopt data prepare mnist"),
+        (["estimators", "mnist-mlp", "--data-dir=nowhere"], "lopt data prepare mnist"),
+    ],
+)
+def test_nothing_slow_is_imported_to_list_presets_or_to_miss_data(arguments, shown):
+    text, loaded = run_and_list_modules(*arguments)
+    assert shown in text
+    assert loaded.isdisjoint({"jax", "numpy", "matplotlib"})
 
 
 def test_an_unknown_command_gets_the_nearest_name(capsys):

@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from meta_train.preset_configs import CONFIGS
+from meta_train.presets import PRESETS
+from tasks.prepared import VERSIONS
+
 QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=off")
 
 
@@ -98,6 +102,14 @@ def test_mistakes(arguments, messages, lopt_command, tmp_path):
         assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_presets_say_what_must_be_prepared():
+    assert PRESETS.keys() == CONFIGS.keys()
+    for name, config in CONFIGS.items():
+        tasks = [getattr(system, "task", None) for system in config.systems]
+        used = {getattr(task, "dataset", None) for task in tasks}
+        assert used & VERSIONS.keys() == {PRESETS[name].dataset} - {None}, name
 
 
 def test_estimators_are_compared_in_a_table_a_figure_and_numbers(

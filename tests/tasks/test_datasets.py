@@ -11,10 +11,10 @@ import pytest
 from tasks import datasets
 from tasks.cli import data
 from tasks.datasets import DATASETS, DataError, prepare
-from tasks.datasets.directory import data_dir
 from tasks.datasets.tables import read_csv
 from tasks.datasets.text import read_text, vocabulary_size
 from tasks.mlp import MLP
+from tasks.prepared import data_dir
 
 SPLITS = ("train", "validation", "test")
 

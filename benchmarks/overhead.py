@@ -24,7 +24,7 @@ import optax
 from rich.console import Console
 from rich.table import Table
 
-from lopt.__main__ import _tune_cpu_compiler
+from lopt.__main__ import tune_cpu_compiler
 from meta_train.preset_configs import CONFIGS
 from meta_train.run import make_trainer
 
@@ -139,7 +139,7 @@ def _prepare(name: str, tuned: bool) -> None:
     """Compiles a contender in its own process, set up as its user would find it."""
     global _run
     if tuned:
-        _tune_cpu_compiler()
+        tune_cpu_compiler()
     _run = CONTENDERS[name](COUNTS[name])
     _run()
 

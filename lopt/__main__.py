@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         rest = _take_data_dir(rest)
         target, _ = find("command", name, COMMANDS)
-        _tune_cpu_compiler()
+        tune_cpu_compiler()
         _keep_programs()
         module, function = target.split(":")
         return getattr(importlib.import_module(module), function)(rest)
@@ -59,7 +59,6 @@ def _take_data_dir(arguments: Sequence[str]) -> list[str]:
     return rest
 
 
-# Set before jax is imported, unless the user has set them.
 _CPU_OPTIONS = {
     # Loops over less than 128 KB of state are compiled as one function. Their
     # operations are otherwise dispatched one by one, at about a microsecond each:
@@ -70,7 +69,8 @@ _CPU_OPTIONS = {
 }
 
 
-def _tune_cpu_compiler() -> None:
+def tune_cpu_compiler() -> None:
+    """Sets the options above before jax starts, unless the user has set them."""
     flags = os.environ.get("XLA_FLAGS", "")
     for option, value in _CPU_OPTIONS.items():
         if option not in flags:

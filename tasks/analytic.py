@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
 from tasks.base import Data, Loss, Split, Task
+from tasks.datasets.base import draw_indices
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class MatrixFactorisation(Task):
         self, data: Float[Array, "dim dim"], key: PRNGKeyArray
     ) -> tuple[Array, Array]:
         key_place, key_noise = jax.random.split(key)
-        places = jax.random.randint(key_place, (2, self.num_entries), 0, self.dim)
+        places = draw_indices(key_place, (2, self.num_entries), self.dim)
         noise = jax.random.normal(key_noise, (self.num_entries,))
         return places, data[places[0], places[1]] + self.noise_std * noise
 

@@ -12,7 +12,7 @@ from typing_extensions import override
 from tasks import datasets
 from tasks.augmentation import Augmentation
 from tasks.base import Constants, Problem, Split
-from tasks.datasets import Stored
+from tasks.datasets.base import Stored, draw_indices
 from tasks.supervised import Supervised
 
 
@@ -76,9 +76,9 @@ class ClassSubset(Augmentation):
         def sample_batch(data, key):
             key_class, key_row = jax.random.split(key)
             shape = (self.task.batch_size,)
-            labels = jax.random.randint(key_class, shape, 0, self.num_classes)
+            labels = draw_indices(key_class, shape, self.num_classes)
             classes = constants[labels]
-            which = jax.random.randint(key_row, shape, 0, data.size[classes])
+            which = draw_indices(key_row, shape, data.size[classes])
             rows = data.order[data.first[classes] + which]
             return data.stored.take(rows)._replace(labels=labels)
 
@@ -127,7 +127,7 @@ class AnyDataset(Augmentation):
     def change(self, problem: Problem, constants: Constants) -> Problem:
         def sample_batch(data, key):
             num = len(data.labels) // len(self.datasets)
-            rows = jax.random.randint(key, (self.task.batch_size,), 0, num)
+            rows = draw_indices(key, (self.task.batch_size,), num)
             own = data._replace(
                 center=data.center[constants], spread=data.spread[constants]
             )

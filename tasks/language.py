@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray
 from typing_extensions import override
 
 from tasks.base import Constants, Loss, Params, Problem, Split, Task
+from tasks.datasets.base import draw_indices
 from tasks.datasets.text import EMBEDDED, Unit, read_text, vocabulary_size
 
 
@@ -68,7 +68,7 @@ class LanguageModel(Task):
         self, data: Integer[Array, " tokens"], key: PRNGKeyArray
     ) -> Int[Array, "n stretch"]:
         last = data.size - self.length
-        starts = jax.random.randint(key, (self.batch_size,), 0, last)
+        starts = draw_indices(key, (self.batch_size,), last)
         places = starts[:, None] + jnp.arange(self.length + 1)[None]
         return data[places].astype(jnp.int32)
 

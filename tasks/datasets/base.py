@@ -54,9 +54,7 @@ class Stored(NamedTuple):
 
     def sample(self, batch_size: int, key: PRNGKeyArray) -> Examples:
         """Draws a batch with replacement."""
-        return self.take(
-            jax.random.randint(key, (batch_size,), 0, len(self.labels), jnp.int32)
-        )
+        return self.take(draw_indices(key, (batch_size,), len(self.labels)))
 
 
 @dataclass(frozen=True)
@@ -93,6 +91,18 @@ class Dataset(ABC):
     def check_prepared(self) -> None:
         """Raises unless all that it needs is on disk; quick."""
         return  # it needs nothing
+
+
+def draw_indices(
+    key: PRNGKeyArray, shape: tuple[int, ...], num: int | Int[Array, "..."]
+) -> Int[Array, "..."]:
+    """Draws indices below `num`, with replacement.
+
+    By one draw of 32 bits: some are likelier than others by `num` in 4e9. What
+    `jax.random.randint` draws to avoid that took half the time of a small step.
+    """
+    bits = jax.random.bits(key, shape, jnp.uint32)
+    return (bits % jnp.asarray(num, jnp.uint32)).astype(jnp.int32)
 
 
 def split_rows(num: int, split: Split) -> np.ndarray:

@@ -125,7 +125,7 @@ def framework(num_updates: int) -> Callable[[], None]:
 
     def run():
         state = trainer.init(data, 3)
-        jax.block_until_ready(trainer.run(data, state, jnp.asarray(num_updates)))
+        jax.block_until_ready(trainer.run(data, state, num_updates))
 
     return run
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 
 import jax
-import jax.numpy as jnp
 
 import lopt
 from lopt.describe import to_dict
@@ -59,7 +58,7 @@ class StopRequest:
 def meta_train(config: MetaTrainConfig) -> None:
     """Runs or resumes `config` until its last outer step, or a request to stop."""
     trainer = make_trainer(config)
-    sharding.check(trainer.estimator.population_size)
+    sharding.check(trainer.estimator.population_size, jax.device_count())
     data = trainer.load()
     trainer.check(data)
     check_writable(config.run_dir, flag="--run-dir")
@@ -127,7 +126,7 @@ def _loop(
             if seconds_per_update:
                 num = max(1, min(num, int(_SECONDS_PER_CALL / seconds_per_update)))
             call_start = time.monotonic()
-            state, metrics = trainer.run(data, state, jnp.asarray(num, jnp.int32))
+            state, metrics = trainer.run(data, state, num)
             for name, value in jax.device_get(metrics).items():
                 totals[name] += num * float(value)
             if compiled:

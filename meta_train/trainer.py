@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -56,7 +57,9 @@ class Trainer:
 
     def init(self, data: tuple[Data, ...], seed: int) -> OuterState:
         """Returns the state before the first outer update."""
-        return sharding.place(self._init(data, jax.random.key(seed)))
+        key = sharding.replicate(jax.random.key(seed))
+        with jax.set_mesh(sharding.mesh()):
+            return sharding.place(self._init(data, key))
 
     def shapes(self, data: tuple[Data, ...]) -> OuterState:
         """Returns the shapes and dtypes of the state, at no cost."""
@@ -67,25 +70,34 @@ class Trainer:
         # The last key that `fold_in` can give; updates count up from the first.
         key_theta, key_init = jax.random.split(jax.random.fold_in(key, 2**32 - 1))
         theta = self.systems[0].init_theta(key_theta)
+        populations = tuple(
+            self.estimator.init(system, d, theta, jax.random.fold_in(key_init, i))
+            for i, (system, d) in enumerate(zip(self.systems, data, strict=True))
+        )
         return OuterState(
             theta=theta,
             opt_state=self._optimizer.init(theta),
-            populations=tuple(
-                self.estimator.init(system, d, theta, jax.random.fold_in(key_init, i))
-                for i, (system, d) in enumerate(zip(self.systems, data, strict=True))
-            ),
+            populations=sharding.constrain(populations),
             step=jnp.zeros((), jnp.int32),
             key=key,
         )
 
-    @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
     def run(
-        self, data: tuple[Data, ...], state: OuterState, num_steps: Int[Array, ""]
+        self, data: tuple[Data, ...], state: OuterState, num_steps: int
     ) -> tuple[OuterState, dict[str, Float[Array, ""]]]:
         """Takes `num_steps` outer updates; returns the state and the metrics' means.
 
         The number is traced: any number of updates runs in the one compiled program.
         """
+        num = sharding.replicate(np.asarray(num_steps, np.int32))
+        with jax.set_mesh(sharding.mesh()):
+            return self.compiled_run(data, state, num)
+
+    @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+    def compiled_run(
+        self, data: tuple[Data, ...], state: OuterState, num_steps: Int[Array, ""]
+    ) -> tuple[OuterState, dict[str, Float[Array, ""]]]:
+        """Does what `run` does, on the devices of the mesh that is set."""
 
         def body(_, carry):
             state, totals = carry

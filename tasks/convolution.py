@@ -1,5 +1,6 @@
 """Convolutional networks and residual ones on images."""
 
+import functools
 from dataclasses import dataclass
 
 import flax.linen as nn
@@ -8,7 +9,10 @@ from jaxtyping import Array, Float
 from typing_extensions import override
 
 from tasks import datasets
+from tasks.convolve import convolve
 from tasks.supervised import Activation, Supervised
+
+_conv = functools.partial(nn.Conv, conv_general_dilated=convolve)
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class _Convolutions(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "n h w c"]) -> Float[Array, "n outputs"]:
         for i, width in enumerate(self.widths):
-            x = nn.Conv(width, (3, 3), strides=2 if i else 1)(x)
+            x = _conv(width, (3, 3), strides=2 if i else 1)(x)
             x = getattr(nn, self.activation)(x)
         return nn.Dense(self.num_outputs)(x.mean(axis=(1, 2)))
 
@@ -71,12 +75,12 @@ class _Block(nn.Module):
         y = _normalised_conv(x, self.width, self.num_groups, self.stride)
         y = _normalised_conv(nn.relu(y), self.width, self.num_groups)
         if y.shape != x.shape:
-            x = nn.Conv(self.width, (1, 1), self.stride, use_bias=False)(x)
+            x = _conv(self.width, (1, 1), self.stride, use_bias=False)(x)
         return nn.relu(x + y)
 
 
 def _normalised_conv(x: Array, width: int, num_groups: int, stride: int = 1) -> Array:
-    x = nn.Conv(width, (3, 3), stride, use_bias=False)(x)
+    x = _conv(width, (3, 3), stride, use_bias=False)(x)
     return nn.GroupNorm(num_groups)(x)
 
 

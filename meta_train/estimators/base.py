@@ -1,6 +1,7 @@
 """Gradient estimators: hyperparameters in the object, the system in the arguments."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
 from flax import struct
@@ -26,6 +27,7 @@ class Estimate(struct.PyTreeNode):
     diagnostics: dict[str, Float[Array, "..."]]
 
 
+@dataclass(frozen=True)
 class GradientEstimator(ABC):
     """Estimates d(mean loss)/d(theta), one truncation window at a time."""
 
@@ -35,6 +37,10 @@ class GradientEstimator(ABC):
     """Trajectories that each member unrolls side by side."""
 
     truncation: Truncation
+    """How episodes are cut into windows."""
+    deterministic: bool = field(default=False, kw_only=True)
+    """Whether estimates are the same, bit by bit, on any number of devices; members
+    are then unrolled one after the other, and all of their estimates are gathered."""
 
     @property
     @abstractmethod

@@ -17,7 +17,6 @@ from meta_train.estimators.population import (
     check_at_least_one,
     update_population,
 )
-from meta_train.truncation import Truncation
 from tasks.base import Data, State, Theta, UnrolledSystem
 
 Rest = TypeVar("Rest")
@@ -32,7 +31,6 @@ class EpisodeEstimator(PopulationEstimator):
     one_by_one: ClassVar[bool] = False
     """Whether members differ in how much work they are."""
 
-    truncation: Truncation
     num_episodes: int = 64
     """Episodes in the population."""
 
@@ -64,9 +62,15 @@ class EpisodeEstimator(PopulationEstimator):
         state: State,
         key: PRNGKeyArray,
     ) -> tuple[Estimate, State]:
-        update = lambda state, key: self.update_episode(system, data, theta, state, key)
+        update = lambda shared, *member: self.update_episode(system, *shared, *member)
         return update_population(
-            update, self.num_episodes, key, state, one_by_one=self.one_by_one
+            update,
+            self.num_episodes,
+            key,
+            (data, theta),
+            state,
+            one_by_one=self.one_by_one,
+            deterministic=self.deterministic,
         )
 
 

@@ -20,7 +20,6 @@ from meta_train.estimators.population import (
     make_sample,
     update_population,
 )
-from meta_train.truncation import Truncation
 from tasks.base import Data, State, Theta, UnrolledSystem
 
 
@@ -34,7 +33,6 @@ class PairEstimator(PopulationEstimator):
     derivatives: ClassVar[Derivatives] = "none"
     num_unrolls: ClassVar[int] = 2
 
-    truncation: Truncation
     num_pairs: int = 64
     """Antithetic pairs in the population; twice as many particles."""
     std: float = 0.01
@@ -76,11 +74,15 @@ class PairEstimator(PopulationEstimator):
     ) -> tuple[Estimate, State]:
         key_noise, key_pairs = jax.random.split(key)
         noise = draw_noise(theta, self.num_pairs, self.std, key_noise)
-        update = lambda state, noise, key: self.update_pair(
-            system, data, theta, state, noise, key
-        )
+        update = lambda shared, *member: self.update_pair(system, *shared, *member)
         estimate, state = update_population(
-            update, self.num_pairs, key_pairs, state, noise
+            update,
+            self.num_pairs,
+            key_pairs,
+            (data, theta),
+            state,
+            noise,
+            deterministic=self.deterministic,
         )
         if self.normalize:
             spread = jnp.maximum(estimate.diagnostics["loss_std"], 1e-8)

@@ -20,7 +20,6 @@ from meta_train.estimators.population import (
     check_at_least_one,
     update_population,
 )
-from meta_train.truncation import Truncation
 from tasks.base import Data, Theta, UnrolledSystem
 
 
@@ -36,7 +35,6 @@ class GuidedES(GradientEstimator):
     derivatives: ClassVar[Derivatives] = "none"
     num_unrolls: ClassVar[int] = 2
 
-    truncation: Truncation
     num_pairs: int = 64
     """Antithetic pairs in the population; twice as many particles."""
     std: float = 0.1
@@ -93,14 +91,22 @@ class GuidedES(GradientEstimator):
         key_all, key_along, key_pairs = jax.random.split(key, 3)
         mean_horizon = self.truncation.mean_horizon()
 
-        def update_pair(noise, key):
+        def update_pair(shared, noise, key):
+            data, theta = shared
             losses = jax.vmap(
                 lambda theta: self.truncation.whole_episode(system, data, theta, key)
             )(antithetic(theta, noise))
             return pair_sample(losses, noise, self.std, mean_horizon / self.beta), ()
 
         noise = self._draw_noise(theta, state[0], key_all, key_along)
-        estimate, _ = update_population(update_pair, self.num_pairs, key_pairs, noise)
+        estimate, _ = update_population(
+            update_pair,
+            self.num_pairs,
+            key_pairs,
+            (data, theta),
+            noise,
+            deterministic=self.deterministic,
+        )
         newest = jnp.broadcast_to(ravel_pytree(estimate.grad)[0], state[:, :1].shape)
         return estimate, jnp.concatenate([state[:, 1:], newest], axis=1)
 

@@ -71,19 +71,31 @@ def update_population(
     update: Callable[..., tuple[Sample, State]],
     num: int,
     key: PRNGKeyArray,
+    shared: State,
     *args: State,
     one_by_one: bool = False,
+    deterministic: bool = False,
 ) -> tuple[Estimate, State]:
-    """Calls ``update(*args[i], key_i)`` on the population and averages the samples.
+    """Calls ``update(shared, *args[i], key_i)`` on the population; averages samples.
 
-    All at once, or `one_by_one` for members that differ in how much work they are.
+    Args:
+        update: Of one member.
+        num: Members.
+        key: They get a key each from it.
+        shared: What all of them get.
+        *args: What each of them gets, along the leading axis.
+        one_by_one: Whether to take one after the other, as they differ in how much
+            work they are; otherwise all at once.
+        deterministic: Whether the results must not depend, in any bit, on how many
+            devices share the members.
     """
     members = (*args, _member_keys(key, num))
-    if one_by_one:
-        samples, state = jax.lax.map(lambda member: update(*member), members)
-    else:
-        samples, state = jax.vmap(update)(*members)
-    return average(samples), state
+    if not (one_by_one or deterministic):
+        samples, state = jax.vmap(lambda *member: update(shared, *member))(*members)
+        return average(samples), state
+    one = lambda shared, member: update(shared, *member)
+    samples, state = sharding.map_one_by_one(one, shared, members)
+    return average(sharding.gather(samples) if deterministic else samples), state
 
 
 def make_sample(

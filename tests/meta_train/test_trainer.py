@@ -34,15 +34,15 @@ def run(trainer, *lengths, seed=0):
     state = trainer.init(data, seed)
     metrics = {}
     for length in lengths:
-        state, metrics = trainer.run(data, state, jnp.asarray(length, jnp.int32))
+        state, metrics = trainer.run(data, state, length)
     return state, metrics
 
 
 def test_the_step_compiles_once_whatever_the_number_of_updates():
     trainer = make_trainer(b1=0.8)  # like no other test's, so nothing is cached
-    before = Trainer.run._cache_size()
+    before = Trainer.compiled_run._cache_size()
     run(trainer, 1, 10, 3, 7)
-    assert Trainer.run._cache_size() == before + 1
+    assert Trainer.compiled_run._cache_size() == before + 1
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -69,7 +69,7 @@ def test_the_state_is_donated():
     trainer = make_trainer()
     data = trainer.load()
     state = trainer.init(data, 0)
-    trainer.run(data, state, jnp.asarray(1, jnp.int32))
+    trainer.run(data, state, 1)
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.populations))
 
 
@@ -112,10 +112,9 @@ def test_nothing_crosses_to_the_device_while_training():
     trainer = make_trainer()
     data = trainer.load()
     state = trainer.init(data, 0)
-    length = jnp.asarray(5, jnp.int32)
-    state, _ = trainer.run(data, state, length)
+    state, _ = trainer.run(data, state, 5)
     with jax.transfer_guard("disallow"):
-        state, metrics = trainer.run(data, state, length)
+        state, metrics = trainer.run(data, state, 5)
     assert jnp.isfinite(metrics["loss"])
 
 
@@ -123,8 +122,9 @@ def test_data_is_an_argument_of_the_program_and_not_a_constant_in_it():
     def size(dim):
         trainer = make_trainer(InnerTraining(RandomQuadratic(dim=dim), ScheduledSGD()))
         data = trainer.load()
-        state = jax.eval_shape(lambda: trainer.init(data, 0))
-        lowered = Trainer.run.lower(trainer, data, state, jnp.asarray(1, jnp.int32))
+        state = trainer.shapes(data)
+        num = jnp.asarray(1, jnp.int32)
+        lowered = Trainer.compiled_run.lower(trainer, data, state, num)
         return len(lowered.as_text())
 
     assert size(400) < 1.1 * size(4)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lopt.errors import UserError, find
+from lopt.errors import UserError, find, is_for_user
 
 COMMANDS = {
     "meta-train": ("meta_train.cli:meta_train", "Meta-train a learned optimizer."),
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if not getattr(error, "is_for_user", False):
+        if not is_for_user(error):
             raise
         print(f"lopt {name}: {error}", file=sys.stderr)
         return 2

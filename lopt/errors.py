@@ -13,6 +13,11 @@ class UserError(ValueError):
     is_for_user = True
 
 
+def is_for_user(error: BaseException) -> bool:
+    """Whether an error's text is all that a user needs to see of it."""
+    return getattr(error, "is_for_user", False)
+
+
 def find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
     """Returns ``known[name]``, or says which name is nearest."""
     if name in known:

@@ -1,5 +1,6 @@
 """Checkpoints: Orbax writes and restores them, a sha256 manifest vouches for them."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -12,6 +13,8 @@ from typing import cast
 import jax
 import orbax.checkpoint as ocp
 
+from lopt.errors import UserError
+from meta_train import distributed
 from meta_train.trainer import OuterState
 
 _MANIFEST = "sha256.json"
@@ -36,32 +39,55 @@ class Checkpoints:
             read_only: Whether another process may be writing; otherwise damaged
                 checkpoints are moved aside.
         """
-        self._directory = directory.absolute()
-        if not read_only:
-            self._directory.mkdir(parents=True, exist_ok=True)
-        self.latest = self._last_good_step(say, read_only)
+        self._directory, self._say = directory.absolute(), say
+        self._read_only = read_only
+        latest = None
+        if distributed.is_first():
+            if not read_only:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            latest = self._last_good_step(say, read_only)
+        self.latest: int | None = json.loads(distributed.share(json.dumps(latest))[0])
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of our choices
-        self._manager = ocp.CheckpointManager(
+        self._manager = self._open()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: tuple[int, Future[None]] | None = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(
             self._directory,
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=None if read_only else _NUM_KEPT,
-                cleanup_tmp_directories=not read_only,
-                read_only=read_only,
+                max_to_keep=None if self._read_only else _NUM_KEPT,
+                cleanup_tmp_directories=not self._read_only,
+                read_only=self._read_only,
                 create=False,
             ),
         )
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._sealing: Future[None] | None = None
 
     def save(self, state: OuterState) -> None:
-        """Starts to save `state`; the arrays may be donated as soon as it returns."""
+        """Starts to save `state`; the arrays may be donated as soon as it returns.
+
+        If it cannot be written, that is said and the run goes on.
+        """
         self.wait()
         step = int(state.step)
         if step == self.latest:
             return
-        self._manager.save(step, args=ocp.args.StandardSave(state))
-        self.latest = step
-        self._sealing = self._worker.submit(self._seal, step)
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state))
+        except OSError as error:
+            self._give_up(step, error)
+        else:
+            self._saving = step, self._worker.submit(self._seal, step)
+
+    def save_last(self, state: OuterState) -> None:
+        """Saves `state`, or raises: there is no later time to try it again."""
+        self.save(state)
+        self.wait()
+        if self.latest != int(state.step):
+            raise UserError(
+                f"the last checkpoint must be written to {self._directory}; it cannot "
+                "be. Try to make room, and the same command to resume."
+            )
 
     def restore(self, template: OuterState) -> OuterState:
         """Returns the latest state, placed like `template`."""
@@ -73,10 +99,17 @@ class Checkpoints:
         return cast(OuterState, self._manager.restore(self.latest, args=arguments))
 
     def wait(self) -> None:
-        """Waits until all that was saved is on disk."""
-        sealing, self._sealing = self._sealing, None
-        if sealing is not None:
-            sealing.result()
+        """Waits until all that was saved is on disk, or has failed."""
+        if self._saving is None:
+            return
+        (step, sealed), self._saving = self._saving, None
+        try:
+            sealed.result()
+            self.latest = step
+        except Exception as error:
+            if not _is_from_disk(error):
+                raise
+            self._give_up(step, error)
 
     def close(self) -> None:
         """Waits, and frees what the checkpoints hold."""
@@ -86,8 +119,23 @@ class Checkpoints:
             self._worker.shutdown()
             self._manager.close()
 
+    def _give_up(self, step: int, error: BaseException) -> None:
+        last = "there is none yet" if self.latest is None else f"step {self.latest}"
+        self._say(
+            f"Checkpoint {step} cannot be written ({_first_line(error)}); the run goes "
+            f"on. The last good one: {last}."
+        )
+        for path in self._directory.glob(f"{step}*"):
+            if path.name == str(step) or path.name.startswith(f"{step}.orbax"):
+                shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(Exception):  # it still holds what has failed
+            self._manager.close()
+        self._manager = self._open()
+
     def _seal(self, step: int) -> None:
         self._manager.wait_until_finished()
+        if not distributed.is_first():
+            return
         path = self._directory / str(step)
         partial = path / f"{_MANIFEST}.partial"
         partial.write_text(json.dumps(_hashes(path), indent=1))
@@ -135,3 +183,17 @@ def _fault(path: Path) -> str | None:
     found = _hashes(path)
     bad = sorted(name for name, digest in expected.items() if found.get(name) != digest)
     return f"is damaged ({bad[0]} does not match its sha256)" if bad else None
+
+
+def _is_from_disk(error: BaseException | None) -> bool:
+    """Whether an error comes from writing, which may go well another time."""
+    signs = ("RESOURCE_EXHAUSTED", "No space left", "File too large", "Disk quota")
+    while error is not None:
+        if isinstance(error, OSError) or any(sign in str(error) for sign in signs):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

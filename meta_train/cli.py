@@ -16,11 +16,14 @@ from tasks import prepared
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
                        [--tasks NAME [NAME ...]] [--augment NAME [NAME ...]]
                        [--measure train-loss|validation-loss|validation-error]
+                       [--distributed auto|on|off] [--coordinator-address HOST:PORT]
+                       [--num-processes N] [--process-id I]
                        [--flags]
 
 `lopt meta-train PRESET --help` lists the flags, `lopt tasks` the names.
 
 presets:"""
+_HELP = {"-h", "--help"}
 
 
 def meta_train(arguments: Sequence[str]) -> int:
@@ -39,13 +42,23 @@ def meta_train(arguments: Sequence[str]) -> int:
     parts.add_argument("--tasks", nargs="+", default=())
     parts.add_argument("--augment", nargs="+", default=())
     parts.add_argument("--measure", choices=get_args(Measure))
+    hosts = argparse.ArgumentParser(
+        prog=f"lopt meta-train {name}", add_help=False, allow_abbrev=False
+    )
+    hosts.add_argument("--distributed", choices=("auto", "on", "off"), default="auto")
+    hosts.add_argument("--coordinator-address")
+    hosts.add_argument("--num-processes", type=int)
+    hosts.add_argument("--process-id", type=int)
+    launched, rest = hosts.parse_known_args(rest)
     chosen, flags = parts.parse_known_args(rest)
     if not chosen.tasks and not any(flag.startswith("--systems") for flag in flags):
         _check_prepared(preset, flags)
+    from meta_train import distributed
     from meta_train.config import MetaTrainConfig
     from meta_train.preset_configs import CONFIGS, compose
     from meta_train.run import meta_train as run
 
+    launch = distributed.Launch(**vars(launched))
     config = tyro.cli(
         MetaTrainConfig,
         default=compose(CONFIGS[name], **vars(chosen)),
@@ -54,9 +67,12 @@ def meta_train(arguments: Sequence[str]) -> int:
         description=(
             f"{preset.description} Other parts by name come first: --estimator NAME, "
             "--optimizer NAME, --tasks NAME [NAME ...], --augment NAME [NAME ...], "
-            "--measure train-loss|validation-loss|validation-error."
+            "--measure train-loss|validation-loss|validation-error. On several hosts: "
+            "--distributed auto|on|off, --coordinator-address HOST:PORT, "
+            "--num-processes N, --process-id I; docs/pods.md."
         ),
     )
+    distributed.start(launch)
     run(config)
     return 0
 
@@ -185,7 +201,7 @@ def _presets() -> str:
 
 def _check_prepared(preset: Preset, flags: Sequence[str]) -> None:
     """Says at once that data is missing, not when all else has been imported."""
-    if preset.dataset and not {"-h", "--help"}.intersection(flags):
+    if preset.dataset and not _HELP.intersection(flags):
         prepared.check_prepared(preset.dataset)
 
 

@@ -83,7 +83,7 @@ class Compatibility:
 
 def memory_limit() -> int:
     """Returns the bytes that all devices have; a CPU has the machine's."""
-    stats = jax.devices()[0].memory_stats()
+    stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] * jax.device_count()
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -74,7 +74,8 @@ class InnerTraining(UnrolledSystem):
     def _has_error(self) -> bool:
         errors = []
         look = lambda key: errors.append(self.task.at(self.task.draw(key)).error)
-        jax.eval_shape(look, jax.random.key(0))
+        key = jax.eval_shape(lambda: jax.random.key(0))  # devices may not be known yet
+        jax.eval_shape(look, key)
         return errors[0] is not None
 
     @override

@@ -22,9 +22,9 @@ _SECONDS_BETWEEN_LINES = 10.0
 class ProgressReport:
     """Shows how far a job is; text said in between goes above the bar."""
 
-    def __init__(self, title: str, total: int):
-        """Starts at nothing of `total`."""
-        self.console = Console()
+    def __init__(self, title: str, total: int, *, quiet: bool = False):
+        """Starts at nothing of `total`; shows nothing if `quiet`."""
+        self.console = Console(quiet=quiet)
         self._title, self._total, self._first = title, total, 0
         self._done, self._lock = 0, threading.Lock()
         self._start = time.monotonic()

@@ -1,5 +1,7 @@
 """A meta-training run from the host's side: resume, call the jit, log, save, export."""
 
+import json
+import math
 import os
 import signal
 import time
@@ -8,13 +10,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import NamedTuple
 
 import jax
 
 import lopt
 from lopt.describe import to_dict
 from lopt.errors import UserError
-from meta_train import sharding
+from meta_train import distributed, sharding
 from meta_train.checkpoint import Checkpoints
 from meta_train.config import MetaTrainConfig, read_config, write_config
 from meta_train.final_loss import FinalLoss
@@ -27,7 +30,7 @@ from tasks.base import Data
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 _CHECKPOINTS = "checkpoints"
-_SECONDS_PER_CALL = 5.0
+_SECONDS_BETWEEN_PLANS = 2.0
 
 
 class StopRequest:
@@ -56,17 +59,33 @@ class StopRequest:
 
 
 def meta_train(config: MetaTrainConfig) -> None:
-    """Runs or resumes `config` until its last outer step, or a request to stop."""
-    trainer = make_trainer(config)
-    sharding.check(trainer.estimator.population_size, jax.device_count())
-    data = trainer.load()
-    trainer.check(data)
-    check_writable(config.run_dir, flag="--run-dir")
+    """Runs or resumes `config` until its last outer step, or a request to stop.
+
+    Every process of a run calls this; the first one speaks and writes for all.
+    """
+    with distributed.ending_together(config.run_dir):
+        _meta_train(config)
+
+
+def _meta_train(config: MetaTrainConfig) -> None:
+    distributed.check_alike({**to_dict(config), "run_dir": None})
+    trainer, data, first = make_trainer(config), (), distributed.is_first()
+
+    def prepare():
+        nonlocal data
+        sharding.check(trainer.estimator.population_size, jax.device_count())
+        data = trainer.load()
+        trainer.check(data)
+        check_writable(config.run_dir, flag="--run-dir")
+
+    distributed.together(prepare)
+    distributed.check_shared(config.run_dir, flag="--run-dir")
     with ExitStack() as stack:
-        stack.enter_context(held(config.run_dir))
-        write_config(config)
+        hold = lambda: stack.enter_context(held(config.run_dir))
+        distributed.together(hold, first_only=True)
+        distributed.together(lambda: write_config(config), first_only=True)
         progress = stack.enter_context(
-            ProgressReport(config.run_dir.name, config.num_outer_steps)
+            ProgressReport(config.run_dir.name, config.num_outer_steps, quiet=not first)
         )
         stop = stack.enter_context(StopRequest(progress.say))
         state = trainer.init(data, config.seed)
@@ -75,20 +94,42 @@ def meta_train(config: MetaTrainConfig) -> None:
         if checkpoints.latest is not None:
             state = checkpoints.restore(state)
             progress.say(f"Resumed from the checkpoint at step {checkpoints.latest}.")
-        log = MetricsLog(config, to_dict(config), int(state.step), progress.say)
-        stack.callback(log.close)
+        log = None
+        if first:
+            log = MetricsLog(config, to_dict(config), int(state.step), progress.say)
+            stack.callback(log.close)
         state = _loop(config, trainer, data, state, checkpoints, log, progress, stop)
-        checkpoints.save(state)
-        checkpoints.wait()
+        checkpoints.save_last(state)
         step = int(state.step)
         if step < config.num_outer_steps:
             progress.say(
                 f"Stopped by {stop.name} and saved at step {step} of "
                 f"{config.num_outer_steps}; the same command resumes."
             )
-        elif exportable(config):
+        elif exportable(config) and first:
             path = export(config, state, config.run_dir / OPTIMIZER_FILE)
             progress.say(f"Exported to {path}.")
+
+
+class _Plan(NamedTuple):
+    """What all processes do until they talk to each other again.
+
+    Attributes:
+        until: The step at which they do.
+        save: Whether to save a checkpoint now.
+        stop: By what the run was asked to stop; empty if it was not.
+    """
+
+    until: int
+    save: bool
+    stop: str
+
+    def agreed(self) -> "_Plan":
+        """Returns the first process's plan; a request to stop may come to any."""
+        said = distributed.share(json.dumps(self))
+        plans = [_Plan(*json.loads(text)) for text in said]
+        stops = [plan.stop for plan in plans if plan.stop]
+        return plans[0]._replace(stop=stops[0] if stops else "")
 
 
 def _loop(
@@ -97,54 +138,59 @@ def _loop(
     data: tuple[Data, ...],
     state: OuterState,
     checkpoints: Checkpoints,
-    log: MetricsLog,
+    log: MetricsLog | None,
     progress: ProgressReport,
     stop: StopRequest,
 ) -> OuterState:
     """Takes outer updates a few at a time, logging and saving in between."""
-    step = int(state.step)
-    intervals = (
+    intervals = [
         config.log_every_steps,
-        config.evaluate_every_steps,
-        config.checkpoint_every_steps,
-    )
+        config.evaluate_every_steps or config.num_outer_steps,
+        config.checkpoint_every_steps or config.num_outer_steps,
+    ]
     inner_steps = trainer.estimator.num_inner_steps * len(trainer.systems)
-    saved_at = time.monotonic()
-    compiled, seconds_per_update = False, 0.0
+    step = logged = int(state.step)
+    saved_at = logged_at = time.monotonic()
+    plan, seconds_per_update = _Plan(step, False, ""), 0.0
+    totals: dict[str, float] = defaultdict(float)
     meta_loss: dict[str, float] = {}
     progress.note("compiling")
     progress.resume(step)
-    while step < config.num_outer_steps and stop.name is None:
-        # Multiples of the intervals, wherever the run was resumed.
-        nexts = [step + n - step % n for n in intervals if n]
-        until = min(*nexts, config.num_outer_steps)
-        start, first = time.monotonic(), step
-        totals: dict[str, float] = defaultdict(float)
-        # Several calls where one would keep a request to stop waiting; at least one.
-        while step == first or (step < until and stop.name is None):
-            num = until - step
-            if seconds_per_update:
-                num = max(1, min(num, int(_SECONDS_PER_CALL / seconds_per_update)))
-            call_start = time.monotonic()
-            state, metrics = trainer.run(data, state, num)
-            for name, value in jax.device_get(metrics).items():
-                totals[name] += num * float(value)
-            if compiled:
-                seconds_per_update = (time.monotonic() - call_start) / num
-            compiled = True
-            step += num
-        means = {name: total / (step - first) for name, total in totals.items()}
-        seconds = time.monotonic() - start
-        means["inner_steps_per_second"] = (step - first) * inner_steps / seconds
-        if config.evaluate_every_steps and step % config.evaluate_every_steps == 0:
-            meta_loss = _meta_loss(config, trainer, data, state)
-            means |= meta_loss
-        log.write(step, means)
-        progress.update(step, {"loss": means["loss"], **meta_loss})
-        by_steps = config.checkpoint_every_steps
-        by_minutes = config.checkpoint_every_minutes
-        due = by_minutes and time.monotonic() - saved_at > 60 * by_minutes
-        if due or (by_steps and step % by_steps == 0):
+    while step < config.num_outer_steps:
+        if step >= plan.until:
+            stretch = int(_SECONDS_BETWEEN_PLANS / (seconds_per_update or math.inf))
+            minutes = config.checkpoint_every_minutes
+            due = minutes and time.monotonic() - saved_at > 60 * minutes
+            plan = _Plan(step + max(stretch, 1), bool(due), stop.name or "").agreed()
+            if plan.save:
+                checkpoints.save(state)
+                saved_at = time.monotonic()
+            if plan.stop:
+                stop.name = plan.stop
+                break
+        # Up to multiples of the intervals, wherever the run was resumed.
+        nexts = [step + n - step % n for n in intervals]
+        num = min(*nexts, plan.until, config.num_outer_steps) - step
+        called = time.monotonic()
+        state, metrics = trainer.run(data, state, num)
+        for name, value in jax.device_get(metrics).items():
+            totals[name] += num * float(value)
+        seconds_per_update = (time.monotonic() - called) / num
+        step += num
+        ends = [step % n == 0 or step == config.num_outer_steps for n in intervals]
+        if any(ends):
+            means = {name: total / (step - logged) for name, total in totals.items()}
+            seconds = time.monotonic() - logged_at
+            means["inner_steps_per_second"] = (step - logged) * inner_steps / seconds
+            if config.evaluate_every_steps and step % config.evaluate_every_steps == 0:
+                meta_loss = _meta_loss(config, trainer, data, state)
+                means |= meta_loss
+            if log is not None:
+                log.write(step, means)
+            progress.update(step, {"loss": means["loss"], **meta_loss})
+            logged, logged_at = step, time.monotonic()
+            totals.clear()
+        if config.checkpoint_every_steps and step % config.checkpoint_every_steps == 0:
             checkpoints.save(state)
             saved_at = time.monotonic()
     return state

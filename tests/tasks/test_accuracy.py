@@ -55,7 +55,7 @@ def test_an_mlp_after_two_epochs(dataset, accuracy):
     "dataset", [pytest.param("cifar10", marks=needs_data(MLP("cifar10")))]
 )
 def test_a_resnet_is_well_above_an_mlp_at_equal_steps(dataset):
-    num_steps = 300
-    resnet = final_error(ResNet(dataset, width=16), num_steps, learning_rate=5e-3)
-    mlp = final_error(MLP(dataset, width=128), num_steps)
+    num_steps = 3_000  # ten minutes
+    resnet = final_error(ResNet(dataset, width=16), num_steps, learning_rate=3e-3)
+    mlp = final_error(MLP(dataset, width=128), num_steps, learning_rate=3e-3)
     assert resnet < mlp - 0.05

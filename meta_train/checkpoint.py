@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,7 +48,8 @@ class Checkpoints:
                 self._directory.mkdir(parents=True, exist_ok=True)
             latest = self._last_good_step(say, read_only)
         self.latest: int | None = json.loads(distributed.share(json.dumps(latest))[0])
-        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of our choices
+        # Orbax warns of our choices, and tells at length what is told below.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._manager = self._open()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
@@ -122,7 +124,7 @@ class Checkpoints:
     def _give_up(self, step: int, error: BaseException) -> None:
         last = "there is none yet" if self.latest is None else f"step {self.latest}"
         self._say(
-            f"Checkpoint {step} cannot be written ({_first_line(error)}); the run goes "
+            f"Checkpoint {step} cannot be written ({_reason(error)}); the run goes "
             f"on. The last good one: {last}."
         )
         for path in self._directory.glob(f"{step}*"):
@@ -187,7 +189,13 @@ def _fault(path: Path) -> str | None:
 
 def _is_from_disk(error: BaseException | None) -> bool:
     """Whether an error comes from writing, which may go well another time."""
-    signs = ("RESOURCE_EXHAUSTED", "No space left", "File too large", "Disk quota")
+    signs = (
+        "RESOURCE_EXHAUSTED",
+        "No space left",
+        "File too large",
+        "quota",
+        "OS error",
+    )
     while error is not None:
         if isinstance(error, OSError) or any(sign in str(error) for sign in signs):
             return True
@@ -195,5 +203,7 @@ def _is_from_disk(error: BaseException | None) -> bool:
     return False
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+def _reason(error: BaseException) -> str:
+    found = re.search(r"([^:]+) \[os_error_code", str(error))
+    first_line = (str(error).splitlines() or [type(error).__name__])[0]
+    return found[1].strip() if found else first_line[:200]

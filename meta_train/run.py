@@ -156,29 +156,18 @@ def _loop(
     meta_loss: dict[str, float] = {}
     progress.note("compiling")
     progress.resume(step)
-    while step < config.num_outer_steps:
+    while True:
         if step >= plan.until:
             stretch = int(_SECONDS_BETWEEN_PLANS / (seconds_per_update or math.inf))
             minutes = config.checkpoint_every_minutes
             due = minutes and time.monotonic() - saved_at > 60 * minutes
             plan = _Plan(step + max(stretch, 1), bool(due), stop.name or "").agreed()
+            stop.name = plan.stop or None
             if plan.save:
                 checkpoints.save(state)
                 saved_at = time.monotonic()
-            if plan.stop:
-                stop.name = plan.stop
-                break
-        # Up to multiples of the intervals, wherever the run was resumed.
-        nexts = [step + n - step % n for n in intervals]
-        num = min(*nexts, plan.until, config.num_outer_steps) - step
-        called = time.monotonic()
-        state, metrics = trainer.run(data, state, num)
-        for name, value in jax.device_get(metrics).items():
-            totals[name] += num * float(value)
-        seconds_per_update = (time.monotonic() - called) / num
-        step += num
-        ends = [step % n == 0 or step == config.num_outer_steps for n in intervals]
-        if any(ends):
+        is_over = bool(plan.stop) or step == config.num_outer_steps
+        if step > logged and (is_over or any(step % n == 0 for n in intervals)):
             means = {name: total / (step - logged) for name, total in totals.items()}
             seconds = time.monotonic() - logged_at
             means["inner_steps_per_second"] = (step - logged) * inner_steps / seconds
@@ -188,12 +177,22 @@ def _loop(
             if log is not None:
                 log.write(step, means)
             progress.update(step, {"loss": means["loss"], **meta_loss})
+            if config.checkpoint_every_steps and step % intervals[-1] == 0:
+                checkpoints.save(state)
+                saved_at = time.monotonic()
             logged, logged_at = step, time.monotonic()
             totals.clear()
-        if config.checkpoint_every_steps and step % config.checkpoint_every_steps == 0:
-            checkpoints.save(state)
-            saved_at = time.monotonic()
-    return state
+        if is_over:
+            return state
+        # Up to multiples of the intervals, wherever the run was resumed.
+        nexts = [step + n - step % n for n in intervals]
+        num = min(*nexts, plan.until, config.num_outer_steps) - step
+        called = time.monotonic()
+        state, metrics = trainer.run(data, state, num)
+        for name, value in jax.device_get(metrics).items():
+            totals[name] += num * float(value)
+        seconds_per_update = (time.monotonic() - called) / num
+        step += num
 
 
 def _meta_loss(

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 # Tests compile for longer than they run: unoptimized programs take 40 % less in all.
@@ -58,6 +59,15 @@ def lopt_command(tmp_path):
         )
 
     return run
+
+
+def wait_for(path: Path, *processes: subprocess.Popen, seconds: float = 90) -> None:
+    """Waits until a file is there, as long as those who are to write it live."""
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} was not written in {seconds} s"
+        assert all(p.poll() is None for p in processes), f"they ended before {path}"
+        time.sleep(0.01)
 
 
 def command_environment(**environment: str) -> dict[str, str]:

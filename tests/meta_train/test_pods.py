@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import lopt
-from tests.conftest import command_environment
+from tests.conftest import command_environment, wait_for
 
 RUN = (
     *("quadratic-schedule", "--num-outer-steps=3000", "--checkpoint-every-steps=500"),
@@ -78,14 +78,6 @@ def ended(processes, seconds=SECONDS):
     end = time.monotonic() + seconds
     codes = [p.wait(timeout=max(end - time.monotonic(), 0.1)) for p in processes]
     return codes, [p.log.read_text() for p in processes]
-
-
-def wait_for(path, processes):
-    end = time.monotonic() + SECONDS
-    while not path.exists():
-        assert time.monotonic() < end, [p.log.read_text() for p in processes]
-        assert all(p.poll() is None for p in processes), processes[0].log.read_text()
-        time.sleep(0.01)
 
 
 def theta(run_dir):
@@ -157,7 +149,7 @@ def test_all_end_by_themselves_and_the_same_command_resumes(
     inject, which, code, message = FAULTS[fault]
     arguments = (*RUN, "--estimator.deterministic")
     processes = launch(*arguments, code=code)
-    wait_for(tmp_path / "run/checkpoints/1000/sha256.json", processes)
+    wait_for(tmp_path / "run/checkpoints/1000/sha256.json", *processes)
     if inject is not None:
         inject(processes, which)
     others = [p for i, p in enumerate(processes) if i != which]
@@ -180,7 +172,7 @@ def test_a_host_that_is_preempted_lets_all_save_at_the_same_step(
 ):
     arguments = (*RUN, "--estimator.deterministic")
     processes = launch(*arguments)
-    wait_for(tmp_path / "run/checkpoints/500/sha256.json", processes)
+    wait_for(tmp_path / "run/checkpoints/500/sha256.json", *processes)
     processes[1].send_signal(signal.SIGTERM)
     codes, logs = ended(processes, seconds=30)
     assert codes == [0, 0], logs

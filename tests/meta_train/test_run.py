@@ -1,6 +1,8 @@
 """Whole runs as a user starts, kills, damages and resumes them."""
 
 import json
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ import pytest
 
 import lopt
 from meta_train.run_directory import held
-from tests.conftest import command_environment
+from tests.conftest import command_environment, wait_for
 
 RUN = [
     "meta-train",
@@ -186,6 +188,38 @@ def test_export_looks_at_a_run_that_goes_on_and_leaves_it_alone(
     assert "Checkpoint 3000 was not finished" in exported.stdout
     assert newest.exists()
     assert lopt.read_card(tmp_path / "x")["num_outer_steps"] == 2500
+
+
+def test_a_run_goes_on_while_the_disk_is_full(tmp_path):
+    arguments = (
+        *("meta-train", "quadratic-schedule", "--wandb=off", "--run-dir=run"),
+        *("--num-outer-steps=8000", "--log-every-steps=2000"),
+        *("--checkpoint-every-steps=500", "--evaluate-every-steps=0"),
+    )
+    with subprocess.Popen(
+        [sys.executable, "-m", "lopt", *arguments],
+        cwd=tmp_path,
+        env=command_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(tmp_path / "run/checkpoints/500/sha256.json", process)
+        # No file may grow beyond this: none of a checkpoint can be written whole.
+        everything = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        little = (4_000, everything[1])
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, little)
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if "cannot be written" in line:
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, everything)
+    assert process.returncode == 0, said
+    failed = [line for line in said if "cannot be written" in line]
+    assert re.search(
+        r"File too large.*the run goes on. The last good one: step \d+", failed[0]
+    )
+    assert sealed_steps(tmp_path / "run")[-1] == 8000
 
 
 def test_export_writes_the_latest_checkpoint(whole_run, tmp_path, lopt_command):

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import jax
 import orbax.checkpoint as ocp
@@ -57,6 +57,7 @@ class Checkpoints:
     def _open(self) -> ocp.CheckpointManager:
         return ocp.CheckpointManager(
             self._directory,
+            item_handlers=ocp.StandardCheckpointHandler(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=None if self._read_only else _NUM_KEPT,
                 cleanup_tmp_directories=not self._read_only,
@@ -90,6 +91,14 @@ class Checkpoints:
                 f"the last checkpoint must be written to {self._directory}; it cannot "
                 "be. Try to make room, and the same command to resume."
             )
+
+    def population_size(self) -> int:
+        """Returns how many members the latest state has in each population."""
+        assert self.latest is not None
+        tree: Any = self._manager.item_metadata(self.latest)
+        is_array = lambda x: hasattr(x, "shape")
+        leaves = jax.tree.leaves(tree["populations"], is_leaf=is_array)
+        return next(leaf.shape[0] for leaf in leaves if is_array(leaf))
 
     def restore(self, template: OuterState) -> OuterState:
         """Returns the latest state, placed like `template`."""

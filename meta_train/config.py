@@ -37,6 +37,8 @@ class MetaTrainConfig:
     """Fixes every random number of the run."""
     run_dir: Path = Path("runs/default")
     """Checkpoints, metrics, config and export go here; resumed if it holds a run."""
+    resize: bool = False
+    """Whether a run that is resumed may go on with a population of another size."""
     log_every_steps: int = 10
     """Outer updates between two lines of metrics; they are averaged in between."""
     evaluate_every_steps: int = 250
@@ -88,6 +90,7 @@ class MetaTrainConfig:
 # Fields that change how a run is watched, not what it computes.
 _OPERATIONAL = {
     "run_dir",
+    "resize",
     "log_every_steps",
     "evaluate_every_steps",
     "num_evaluation_runs",
@@ -96,6 +99,8 @@ _OPERATIONAL = {
     "wandb",
     "wandb_project",
 }
+
+_POPULATION = ("estimator.num_pairs:", "estimator.num_episodes:")
 
 _TYPES: dict[str, type] = {
     **OPTIMIZERS,
@@ -111,12 +116,17 @@ def write_config(config: MetaTrainConfig) -> None:
     new = to_dict(config)
     if _has_begun(config.run_dir):
         changed = differences(_essence(_read(path)), _essence(new))
+        sizes = [line for line in changed if line.startswith(_POPULATION)]
+        if config.resize:
+            changed = [line for line in changed if line not in sizes]
         if changed:
+            also = ", or --resize to change its population" if changed == sizes else ""
             raise UserError(
                 f"{config.run_dir} holds a run of another configuration "
                 "(run -> asked for):\n  "
                 + "\n  ".join(changed)
-                + "\nTry another --run-dir, or the flags of that run to resume it."
+                + "\nTry another --run-dir, or the flags of that run to resume it"
+                + f"{also}."
             )
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(new, indent=2) + "\n")

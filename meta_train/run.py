@@ -1,5 +1,6 @@
 """A meta-training run from the host's side: resume, call the jit, log, save, export."""
 
+import dataclasses
 import json
 import math
 import os
@@ -13,6 +14,8 @@ from types import FrameType
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import lopt
 from lopt.describe import to_dict
@@ -92,8 +95,7 @@ def _meta_train(config: MetaTrainConfig) -> None:
         checkpoints = Checkpoints(config.run_dir / _CHECKPOINTS, progress.say)
         stack.callback(checkpoints.close)
         if checkpoints.latest is not None:
-            state = checkpoints.restore(state)
-            progress.say(f"Resumed from the checkpoint at step {checkpoints.latest}.")
+            state = resume(trainer, data, state, checkpoints, progress.say)
         log = None
         if first:
             log = MetricsLog(config, to_dict(config), int(state.step), progress.say)
@@ -109,6 +111,33 @@ def _meta_train(config: MetaTrainConfig) -> None:
         elif exportable(config) and first:
             path = export(config, state, config.run_dir / OPTIMIZER_FILE)
             progress.say(f"Exported to {path}.")
+
+
+def resume(
+    trainer: Trainer,
+    data: tuple[Data, ...],
+    fresh: OuterState,
+    checkpoints: Checkpoints,
+    say: Callable[[str], None],
+) -> OuterState:
+    """Returns the latest state, with as many members as the `fresh` one has."""
+    say(f"Resumed from the checkpoint at step {checkpoints.latest}.")
+    old, new = checkpoints.population_size(), trainer.estimator.population_size
+    if old == new:
+        return checkpoints.restore(fresh)
+    say(f"The population goes from {old} to {new} members.")
+    before = dataclasses.replace(trainer, estimator=trainer.estimator.resized(old))
+    state = checkpoints.restore(sharding.replicated_shapes(before.shapes(data)))
+    # Evenly spaced ones, as neighbours are of like age.
+    spaced = lambda x, num: x[np.arange(num) * x.shape[0] // num]
+
+    def resize(kept, fresh):
+        if new < old:
+            return spaced(kept, new)
+        return jnp.concatenate([kept, spaced(fresh, new - old)])
+
+    populations = jax.tree.map(resize, state.populations, fresh.populations)
+    return sharding.place(state.replace(populations=populations))
 
 
 class _Plan(NamedTuple):

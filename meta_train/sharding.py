@@ -47,6 +47,14 @@ def place(state: "OuterState") -> "OuterState":
     return jax.device_put(state, shardings(state, mesh()))
 
 
+def replicated_shapes(shapes: Tree) -> Tree:
+    """Returns `shapes` with a copy of every array on each device."""
+    everywhere = NamedSharding(mesh(), PartitionSpec())
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes
+    )
+
+
 def shardings(state: "OuterState", mesh: Mesh) -> "OuterState":
     """Returns where each array of `state` lives."""
     everywhere = NamedSharding(mesh, PartitionSpec())

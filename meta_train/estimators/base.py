@@ -1,8 +1,8 @@
 """Gradient estimators: hyperparameters in the object, the system in the arguments."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Literal, Self, TypeAlias
 
 from flax import struct
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -51,6 +51,12 @@ class GradientEstimator(ABC):
     @abstractmethod
     def population_size(self) -> int:
         """Length of the leading axis: antithetic pairs, or episodes."""
+
+    def resized(self, num: int) -> Self:
+        """Returns the same estimator with a population of `num`."""
+        sizes = {"num_pairs", "num_episodes"}
+        (name,) = [f.name for f in fields(self) if f.name in sizes]
+        return replace(self, **{name: num})
 
     @property
     def steps_per_update(self) -> float:

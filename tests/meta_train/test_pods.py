@@ -37,7 +37,7 @@ def launch(tmp_path):
     """Starts processes of one run; none outlives the test."""
     started = []
 
-    def start(*arguments, num=2, run_dirs=None, code="", flags=None):
+    def start(*arguments, num=2, run_dirs=None, code="", flags=None, devices=1):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -56,7 +56,9 @@ def launch(tmp_path):
                 process = subprocess.Popen(
                     command,
                     cwd=tmp_path,
-                    env=command_environment(JAX_PLATFORMS="cpu"),
+                    env=command_environment(
+                        JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(devices)
+                    ),
                     stdout=file,
                     stderr=subprocess.STDOUT,
                 )
@@ -179,6 +181,23 @@ def test_a_host_that_is_preempted_lets_all_save_at_the_same_step(
     assert "Stopped by SIGTERM and saved at step" in logs[0]
     codes, logs = ended(launch(*arguments))
     assert codes == [0, 0], logs
+    np.testing.assert_array_equal(theta(tmp_path / "run"), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_numbers_of_devices_and_processes(
+    launch, undisturbed, tmp_path
+):
+    arguments = (*RUN, "--estimator.deterministic")
+    stops = ((1, 8, 500), (2, 2, 1500), (1, 16, 2500), (1, 1, None))
+    for num, devices, step in stops:
+        processes = launch(*arguments, num=num, devices=devices)
+        if step is not None:
+            path = tmp_path / f"run/checkpoints/{step}/sha256.json"
+            wait_for(path, *processes)
+            processes[0].send_signal(signal.SIGTERM)
+        codes, logs = ended(processes)
+        assert codes == [0] * num, logs
     np.testing.assert_array_equal(theta(tmp_path / "run"), undisturbed)
 
 

@@ -1,5 +1,6 @@
 """Whole runs as a user starts, kills, damages and resumes them."""
 
+import dataclasses
 import json
 import re
 import resource
@@ -12,7 +13,14 @@ import numpy as np
 import pytest
 
 import lopt
+from lopt.errors import UserError
+from meta_train.checkpoint import Checkpoints
+from meta_train.config import write_config
+from meta_train.estimators import PES
+from meta_train.preset_configs import CONFIGS
+from meta_train.run import make_trainer, meta_train, resume
 from meta_train.run_directory import held
+from meta_train.truncation import Truncation
 from tests.conftest import command_environment, wait_for
 
 RUN = [
@@ -190,6 +198,35 @@ def test_export_looks_at_a_run_that_goes_on_and_leaves_it_alone(
     assert lopt.read_card(tmp_path / "x")["num_outer_steps"] == 2500
 
 
+@pytest.mark.slow
+def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
+    arguments = (
+        *("meta-train", "quadratic-schedule", "--num-outer-steps=4000"),
+        *("--checkpoint-every-steps=10", "--wandb=off", "--evaluate-every-steps=0"),
+    )
+    command = [sys.executable, "-m", "lopt", *arguments, "--run-dir"]
+    place = {"cwd": tmp_path, "env": command_environment()}
+    subprocess.run([*command, "whole"], **place, check=True, capture_output=True)
+    random = np.random.default_rng(0)
+    steps, unfinished = [], 0
+    for _ in range(20):
+        with subprocess.Popen([*command, "run"], **place, stdout=-3) as process:
+            before = max(sealed_steps(tmp_path / "run"), default=0)
+            deadline = time.monotonic() + 120
+            while max(sealed_steps(tmp_path / "run"), default=0) <= before:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+            time.sleep(random.uniform(0.0, 1.0))
+            process.kill()
+        steps.append(max(sealed_steps(tmp_path / "run")))
+        unfinished += len(list((tmp_path / "run/checkpoints").glob("*tmp*")))
+    assert steps == sorted(steps)
+    assert steps[-1] < 4000, "it was over before the last kill"
+    assert unfinished, "none of the kills came in the middle of a save"
+    subprocess.run([*command, "run"], **place, check=True, capture_output=True)
+    assert theta_bytes(tmp_path / "run") == theta_bytes(tmp_path / "whole")
+
+
 def test_a_run_goes_on_while_the_disk_is_full(tmp_path):
     arguments = (
         *("meta-train", "quadratic-schedule", "--wandb=off", "--run-dir=run"),
@@ -220,6 +257,44 @@ def test_a_run_goes_on_while_the_disk_is_full(tmp_path):
         r"File too large.*the run goes on. The last good one: step \d+", failed[0]
     )
     assert sealed_steps(tmp_path / "run")[-1] == 8000
+
+
+@pytest.mark.parametrize("num_pairs", [4, 16])
+def test_a_population_grows_and_shrinks_on_request(num_pairs, tmp_path):
+    config = dataclasses.replace(
+        CONFIGS["quadratic-schedule"],
+        estimator=PES(Truncation(length=10, horizon=100), num_pairs=8, std=0.1),
+        run_dir=tmp_path,
+        num_outer_steps=30,
+        wandb="off",
+    )
+    trainer = make_trainer(config)
+    data = trainer.load()
+    state, _ = trainer.run(data, trainer.init(data, 0), 7)
+    write_config(config)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", print)
+    checkpoints.save_last(state)
+    checkpoints.close()
+    estimator = config.estimator.resized(num_pairs)
+    other = dataclasses.replace(config, estimator=estimator)
+    with pytest.raises(UserError, match=r"num_pairs: 8 -> .*--resize to change"):
+        meta_train(other)
+    meta_train(dataclasses.replace(other, resize=True))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", print)
+    assert (checkpoints.latest, checkpoints.population_size()) == (30, num_pairs)
+    checkpoints.close()
+    # Those that are kept are what they were, and stay spread over the ages.
+    checkpoints = Checkpoints(tmp_path / "checkpoints", print)
+    checkpoints.latest = 7
+    trainer = make_trainer(other)
+    fresh = trainer.init(trainer.load(), 0)
+    resumed = resume(trainer, data, fresh, checkpoints, print)
+    checkpoints.close()
+    rows = np.arange(num_pairs) * 8 // num_pairs if num_pairs < 8 else np.arange(8)
+    before, after = state.populations[0], resumed.populations[0]
+    kept = after.accumulator[: len(rows)]
+    np.testing.assert_array_equal(kept, before.accumulator[rows])
+    assert resumed.step == 7
 
 
 def test_export_writes_the_latest_checkpoint(whole_run, tmp_path, lopt_command):

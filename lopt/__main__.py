@@ -16,6 +16,7 @@ COMMANDS = {
         "meta_train.cli:estimators",
         "Compare estimators on a preset: bias, variance, cost.",
     ),
+    "plan": ("meta_train.plan_cli:plan", "Say what a run on a TPU pod will need."),
     "data": ("tasks.cli:data", "List, prepare and verify datasets."),
     "tasks": ("evaluation.task_cli:tasks", "List the tasks and what else there is."),
 }

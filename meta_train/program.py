@@ -36,13 +36,56 @@ def cost(compiled: Any) -> Cost:
     return Cost(flops=count_flops(compiled.as_text()), bytes=size)
 
 
+class Work(NamedTuple):
+    """What one call does; a loop of unknown length counts once.
+
+    Attributes:
+        products: FLOPs of matrix products and convolutions.
+        others: All other FLOPs.
+        moved: Bytes read and written by operations, what is fused being one.
+        operations: How many there are to start.
+    """
+
+    products: float = 0.0
+    others: float = 0.0
+    moved: float = 0.0
+    operations: float = 0.0
+
+    @property
+    def flops(self) -> float:
+        """All FLOPs."""
+        return self.products + self.others
+
+    def plus(self, other: "Work") -> "Work":
+        """Returns both together."""
+        return Work(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def times(self, num: float) -> "Work":
+        """Returns as much `num` times."""
+        return Work(*(num * a for a in self))
+
+
+class Collective(NamedTuple):
+    """A place in a program where devices exchange data.
+
+    Attributes:
+        operation: Its name.
+        num_bytes: What each device gets out of it.
+    """
+
+    operation: str
+    num_bytes: int
+
+
 class _Instruction(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
+    num_bytes: int
     op: str
     operands: tuple[str, ...]
     attributes: str
+    is_root: bool
 
     @property
     def size(self) -> int:
@@ -50,9 +93,10 @@ class _Instruction(NamedTuple):
 
 
 _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
-_LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_LINE = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (.*)$")
 _ARRAY = re.compile(r"^(\w+)\[([\d,]*)\]\S* ([\w\-]+)\((.*)$")
 _TUPLE = re.compile(r"^\((.*?)\) ([\w\-]+)\((.*)$")
+_SHAPE = re.compile(r"(\w+)\[([\d,]*)\]")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 _BRANCHES = re.compile(
     r"branch_computations=\{([^}]*)\}|true_computation=(\S+?), "
@@ -60,47 +104,138 @@ _BRANCHES = re.compile(
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_COLLECTIVE = re.compile(
+    "(all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(-start)?"
+)
 
 _FLOATS = {"f16", "bf16", "f32", "f64"}
+_WIDTHS = {"pred": 1, "bf16": 2}
 _ELEMENTWISE = re.compile(
     "abs|add|atan2|cbrt|ceil|clamp|cosine|divide|erf|exponential(-minus-one)?|floor|"
     "log(-plus-one)?|logistic|maximum|minimum|multiply|negate|power|remainder|"
     "round-nearest-even|rsqrt|sign|sine|sqrt|subtract|tanh?"
 )
+# Names for what is there already.
+_FREE = {
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "copy-done", "all-reduce-done", "all-gather-done"),
+}
 
 
 def count_flops(text: str) -> float:
     """Counts the floating-point operations of an optimized HLO module."""
+    return count_work(text).flops
+
+
+def count_work(text: str) -> Work:
+    """Counts what an optimized HLO module does."""
     computations, entry = _parse(text)
-    known: dict[str, float] = {}
+    known: dict[tuple[str, bool], Work] = {}
 
-    def count(name: str) -> float:
-        if name not in known:
-            known[name] = 0.0
+    def count(name: str, *, fused: bool = False) -> Work:
+        if (name, fused) not in known:
+            known[name, fused] = Work()
             instructions = computations.get(name, {})
-            known[name] = sum(flops(i, instructions) for i in instructions.values())
-        return known[name]
+            total = Work()
+            for i in instructions.values():
+                total = total.plus(work(i, instructions, fused=fused))
+            known[name, fused] = total
+        return known[name, fused]
 
-    def flops(i: _Instruction, others: dict[str, _Instruction]) -> float:
-        called = sum(count(name) for name in _CALLED.findall(i.attributes))
+    def work(i: _Instruction, others: dict[str, _Instruction], *, fused: bool) -> Work:
+        names = _CALLED.findall(i.attributes)
         if i.op == "while":
             trips = _TRIPS.search(i.attributes)
-            return called * (int(trips[1]) if trips else 1)
+            body = [count(name) for name in names]
+            return _sum(body).times(int(trips[1]) if trips else 1)
         if i.op == "conditional":
-            return max((count(name) for name in _branches(i.attributes)), default=0.0)
+            branches = [count(name) for name in _branches(i.attributes)]
+            return max(branches, key=lambda w: w.flops, default=Work())
+        if i.op == "call":
+            return _sum([count(name, fused=fused) for name in names])
+        done = flops(i, others, _sum([count(name, fused=True) for name in names]))
+        if fused or i.op in _FREE:
+            return done
+        moved = _moved(i, others, computations)
+        return done._replace(moved=moved, operations=1.0)
+
+    def flops(i: _Instruction, others: dict[str, _Instruction], called: Work) -> Work:
         if i.op in ("reduce", "reduce-window", "scatter", "select-and-scatter"):
             operand = others.get(i.operands[0])
-            return called * (operand.size if operand else i.size)
+            return called.times(operand.size if operand else i.size)
         if i.op == "dot":
-            return 2.0 * i.size * _contracted(i, others)
+            return Work(products=2.0 * i.size * _contracted(i, others))
         if i.op == "convolution":
             kernel = others[i.operands[1]]
-            return 2.0 * i.size * kernel.size / max(_features(i, kernel), 1)
+            features = max(_features(i, kernel), 1)
+            return Work(products=2.0 * i.size * kernel.size / features)
         if _ELEMENTWISE.fullmatch(i.op) and i.dtype in _FLOATS:
-            return float(i.size)
+            return Work(others=float(i.size))
         return called
 
     return count(entry)
+
+
+def find_collectives(text: str) -> list[Collective]:
+    """Returns where the devices of an optimized HLO module exchange data."""
+    computations, _ = _parse(text)
+    return [
+        Collective(found[1], i.num_bytes)
+        for instructions in computations.values()
+        for i in instructions.values()
+        if (found := _COLLECTIVE.fullmatch(i.op))
+    ]
+
+
+def _sum(works: Sequence[Work]) -> Work:
+    total = Work()
+    for work in works:
+        total = total.plus(work)
+    return total
+
+
+def _moved(
+    i: _Instruction,
+    others: dict[str, _Instruction],
+    computations: dict[str, dict[str, _Instruction]],
+) -> float:
+    """Returns the bytes that an operation reads and writes: of slices, the slices."""
+    if i.op in ("dynamic-slice", "gather", "slice"):
+        return 2.0 * i.num_bytes
+    if i.op == "dynamic-update-slice":
+        return 2.0 * others[i.operands[1]].num_bytes
+    called = _CALLED.findall(i.attributes) if i.op == "fusion" else []
+    inside = computations.get(called[0], {}) if called else {}
+    written, replaced = float(i.num_bytes), ""
+    for inner in inside.values():
+        if inner.is_root and inner.op == "dynamic-update-slice":
+            written = float(inside[inner.operands[1]].num_bytes)
+            replaced = inner.operands[0]
+    read = 0.0
+    for place, operand in enumerate(i.operands):
+        whole = float(others[operand].num_bytes) if operand in others else 0.0
+        read += _read_inside(inside, place, whole, replaced)
+    return read + written
+
+
+def _read_inside(
+    inside: dict[str, _Instruction], place: int, whole: float, replaced: str
+) -> float:
+    own = [
+        i.name
+        for i in inside.values()
+        if i.op == "parameter" and i.attributes.startswith(f"{place})")
+    ]
+    if not own:
+        return whole
+    if own[0] == replaced:
+        return 0.0
+    users = [i for i in inside.values() if own[0] in i.operands]
+    if users and all(
+        i.op in ("dynamic-slice", "gather") and i.operands[0] == own[0] for i in users
+    ):
+        return float(sum(i.num_bytes for i in users))
+    return whole
 
 
 def _parse(text: str) -> tuple[dict[str, dict[str, _Instruction]], str]:
@@ -123,19 +258,30 @@ def _instruction(line: str) -> _Instruction | None:
     matched = _LINE.match(line)
     if not matched:
         return None
-    name, rest = matched[1], matched[2]
+    is_root, name, rest = bool(matched[1]), matched[2], matched[3]
     array = _ARRAY.match(rest)
     if array:
         dtype, dims, op, rest = array.groups()
-        shape = tuple(int(n) for n in dims.split(",") if n)
+        shape, num_bytes = _dims(dims), _num_bytes(dtype, dims)
     else:
         several = _TUPLE.match(rest)
         if not several:
             return None
+        types, op, rest = several.groups()
         dtype, shape = "tuple", ()
-        _, op, rest = several.groups()
+        num_bytes = sum(_num_bytes(*found) for found in _SHAPE.findall(types))
     operands = tuple(re.findall(r"%([\w.\-]+)", rest.split(")")[0]))
-    return _Instruction(name, dtype, shape, op, operands, rest)
+    return _Instruction(name, dtype, shape, num_bytes, op, operands, rest, is_root)
+
+
+def _dims(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split(",") if n)
+
+
+def _num_bytes(dtype: str, dims: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    width = _WIDTHS.get(dtype) or (max(int(bits[0]) // 8, 1) if bits else 0)
+    return width * math.prod(_dims(dims))
 
 
 def _branches(attributes: str) -> Sequence[str]:

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,6 +20,9 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 _BESIDE = Path(__file__).parent.parent.parent / "shared" / "data" / "tfds"
 if "LOPT_DATA_DIR" not in os.environ and _BESIDE.is_dir():
     os.environ["LOPT_DATA_DIR"] = str(_BESIDE)
+
+
+_CACHE = tempfile.TemporaryDirectory(prefix="lopt-tests-")
 
 
 def needs_data(problem):
@@ -76,6 +80,8 @@ def command_environment(**environment: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": str(root),
         "COLUMNS": "200",
-        "JAX_ENABLE_COMPILATION_CACHE": "false",  # nothing from, or for, another test
+        # What is compiled is kept for this session, and not beyond.
+        "XDG_CACHE_HOME": _CACHE.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         **environment,
     }

@@ -14,7 +14,7 @@ import lopt
 from tests.conftest import command_environment, wait_for
 
 RUN = (
-    *("quadratic-schedule", "--num-outer-steps=3000", "--checkpoint-every-steps=500"),
+    *("quadratic-schedule", "--num-outer-steps=1500", "--checkpoint-every-steps=250"),
     *("--log-every-steps=500", "--evaluate-every-steps=0"),
 )
 SHORT = ("quadratic-schedule", "--num-outer-steps=50")
@@ -25,7 +25,7 @@ import jax
 from meta_train.trainer import Trainer
 run = Trainer.run
 def fail(self, data, state, num):
-    if jax.process_index() == 1 and int(state.step) >= 1200:
+    if jax.process_index() == 1 and int(state.step) >= 600:
         raise ArithmeticError("injected")
     return run(self, data, state, num)
 Trainer.run = fail
@@ -138,20 +138,15 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(name, marks=() if i == 0 else pytest.mark.slow)
-        for i, name in enumerate(FAULTS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
 def test_all_end_by_themselves_and_the_same_command_resumes(
     fault, launch, undisturbed, tmp_path
 ):
     inject, which, code, message = FAULTS[fault]
     arguments = (*RUN, "--estimator.deterministic")
     processes = launch(*arguments, code=code)
-    wait_for(tmp_path / "run/checkpoints/1000/sha256.json", *processes)
+    wait_for(tmp_path / "run/checkpoints/500/sha256.json", *processes)
     if inject is not None:
         inject(processes, which)
     others = [p for i, p in enumerate(processes) if i != which]
@@ -169,12 +164,13 @@ def test_all_end_by_themselves_and_the_same_command_resumes(
     np.testing.assert_array_equal(theta(tmp_path / "run"), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_host_that_is_preempted_lets_all_save_at_the_same_step(
     launch, undisturbed, tmp_path
 ):
     arguments = (*RUN, "--estimator.deterministic")
     processes = launch(*arguments)
-    wait_for(tmp_path / "run/checkpoints/500/sha256.json", *processes)
+    wait_for(tmp_path / "run/checkpoints/250/sha256.json", *processes)
     processes[1].send_signal(signal.SIGTERM)
     codes, logs = ended(processes, seconds=30)
     assert codes == [0, 0], logs
@@ -189,7 +185,7 @@ def test_a_run_moves_between_numbers_of_devices_and_processes(
     launch, undisturbed, tmp_path
 ):
     arguments = (*RUN, "--estimator.deterministic")
-    stops = ((1, 8, 500), (2, 2, 1500), (1, 16, 2500), (1, 1, None))
+    stops = ((1, 8, 250), (2, 2, 750), (1, 16, 1250), (1, 1, None))
     for num, devices, step in stops:
         processes = launch(*arguments, num=num, devices=devices)
         if step is not None:

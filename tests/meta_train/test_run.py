@@ -277,7 +277,7 @@ def test_a_population_grows_and_shrinks_on_request(num_pairs, tmp_path):
     checkpoints.close()
     estimator = config.estimator.resized(num_pairs)
     other = dataclasses.replace(config, estimator=estimator)
-    with pytest.raises(UserError, match=r"num_pairs: 8 -> .*--resize to change"):
+    with pytest.raises(UserError, match=r"(?s)num_pairs: 8 -> .*--resize to change"):
         meta_train(other)
     meta_train(dataclasses.replace(other, resize=True))
     checkpoints = Checkpoints(tmp_path / "checkpoints", print)

@@ -19,7 +19,7 @@ from tasks.zoo import ZOO
 from tests.conftest import command_environment, needs_data
 from tests.tasks.test_zoo import SLOW
 
-FAST = ["quadratic", "digits-mlp", "digits-classes"]
+FAST = ["quadratic"]
 REST = [
     name
     for name, entry in ZOO.items()

@@ -10,8 +10,7 @@ import tyro
 
 from lopt.describe import to_dict
 from lopt.errors import find
-from meta_train.presets import PRESETS, Measure, Preset
-from tasks import prepared
+from meta_train.presets import PRESETS, Measure, listing
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
                        [--tasks NAME [NAME ...]] [--augment NAME [NAME ...]]
@@ -23,13 +22,12 @@ _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer N
 `lopt meta-train PRESET --help` lists the flags, `lopt tasks` the names.
 
 presets:"""
-_HELP = {"-h", "--help"}
 
 
 def meta_train(arguments: Sequence[str]) -> int:
     """Runs `lopt meta-train PRESET [--flags]`."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"{_META_TRAIN}\n{_presets()}")
+        print(f"{_META_TRAIN}\n{listing()}")
         return 0 if arguments else 2
     name, *rest = arguments
     preset = find("preset", name, PRESETS)
@@ -52,7 +50,7 @@ def meta_train(arguments: Sequence[str]) -> int:
     launched, rest = hosts.parse_known_args(rest)
     chosen, flags = parts.parse_known_args(rest)
     if not chosen.tasks and not any(flag.startswith("--systems") for flag in flags):
-        _check_prepared(preset, flags)
+        preset.check_prepared(flags)
     from meta_train import distributed
     from meta_train.config import MetaTrainConfig
     from meta_train.preset_configs import CONFIGS, compose
@@ -128,7 +126,7 @@ class _Estimators:
 def estimators(arguments: Sequence[str]) -> int:
     """Runs `lopt estimators PRESET [--lengths 1 10 100]`."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: lopt estimators PRESET [--flags]\n\npresets:\n{_presets()}")
+        print(f"usage: lopt estimators PRESET [--flags]\n\npresets:\n{listing()}")
         print("\n`lopt estimators PRESET --help` lists the flags.")
         return 0 if arguments else 2
     name, *flags = arguments
@@ -139,7 +137,7 @@ def estimators(arguments: Sequence[str]) -> int:
         prog=f"lopt estimators {name}",
         description="Compare estimators of the outer gradient on a preset's system.",
     )
-    _check_prepared(preset, flags)
+    preset.check_prepared(flags)
     import jax
 
     from meta_train import estimator_report
@@ -193,16 +191,6 @@ def estimators(arguments: Sequence[str]) -> int:
     paths = f"{out / 'variance.png'}, {out / 'estimators.json'}"
     progress.say(f"Figure and numbers: {paths}")
     return 0
-
-
-def _presets() -> str:
-    return "\n".join(f"  {name:<22}{p.description}" for name, p in PRESETS.items())
-
-
-def _check_prepared(preset: Preset, flags: Sequence[str]) -> None:
-    """Says at once that data is missing, not when all else has been imported."""
-    if preset.dataset and not _HELP.intersection(flags):
-        prepared.check_prepared(preset.dataset)
 
 
 def _label(estimator) -> str:

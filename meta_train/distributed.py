@@ -11,7 +11,7 @@ import platform
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -220,13 +220,9 @@ def check_shared(directory: Path, flag: str) -> None:
     if blind:
         raise UserError(
             f"`{flag}` must be a directory that all hosts share; {directory} of "
-            f"process 0 is not what process {_list(blind)} sees there. "
+            f"process 0 is not what process {', '.join(map(str, blind))} sees there. "
             "Try a network file system."
         )
-
-
-def _list(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
 
 
 @contextlib.contextmanager

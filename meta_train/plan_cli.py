@@ -11,7 +11,7 @@ import tyro
 from rich.table import Table
 
 from lopt.errors import UserError, find
-from meta_train.presets import PRESETS
+from meta_train.presets import PRESETS, listing
 
 if TYPE_CHECKING:
     from meta_train.plan import Chip, Need
@@ -34,13 +34,11 @@ class _Plan:
 def plan(arguments: Sequence[str]) -> int:
     """Runs `lopt plan PRESET --topology v5e:16x16 [--num-pairs N]`."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print("usage: lopt plan PRESET [--flags]\n\npresets:")
-        for name, preset in PRESETS.items():
-            print(f"  {name:<22}{preset.description}")
+        print(f"usage: lopt plan PRESET [--flags]\n\npresets:\n{listing()}")
         print("\n`lopt plan PRESET --help` lists the flags.")
         return 0 if arguments else 2
     name, *flags = arguments
-    find("preset", name, PRESETS)
+    preset = find("preset", name, PRESETS)
     options = tyro.cli(
         _Plan,
         args=flags,
@@ -50,6 +48,7 @@ def plan(arguments: Sequence[str]) -> int:
             "it needs. The extra `tpu` brings the compiler."
         ),
     )
+    preset.check_prepared(flags)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no chips are looked for
     import jax
 

@@ -3,7 +3,10 @@
 Nothing here is slow to import: `preset_configs.py` has what they are made of.
 """
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, TypeAlias
+
+from tasks import prepared
 
 Measure: TypeAlias = Literal["train-loss", "validation-loss", "validation-error"]
 
@@ -18,6 +21,11 @@ class Preset(NamedTuple):
 
     description: str
     dataset: str | None = None
+
+    def check_prepared(self, flags: Sequence[str]) -> None:
+        """Says at once that data is missing, not when all else has been imported."""
+        if self.dataset and not {"-h", "--help"}.intersection(flags):
+            prepared.check_prepared(self.dataset)
 
 
 PRESETS: dict[str, Preset] = {
@@ -44,3 +52,8 @@ PRESETS: dict[str, Preset] = {
         "The PES paper's influence balancing: short windows have the wrong sign.",
     ),
 }
+
+
+def listing() -> str:
+    """Returns a line for each preset."""
+    return "\n".join(f"  {name:<22}{p.description}" for name, p in PRESETS.items())

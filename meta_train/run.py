@@ -191,7 +191,7 @@ def _loop(
             minutes = config.checkpoint_every_minutes
             due = minutes and time.monotonic() - saved_at > 60 * minutes
             plan = _Plan(step + max(stretch, 1), bool(due), stop.name or "").agreed()
-            stop.name = plan.stop or None
+            stop.name = plan.stop or stop.name  # one may have come meanwhile
             if plan.save:
                 checkpoints.save(state)
                 saved_at = time.monotonic()

@@ -89,7 +89,7 @@ def start(launch: Launch) -> None:
     """Meets the other processes, if there are any, and says who this one is."""
     if not launch.is_distributed:
         return
-    address = launch.coordinator_address
+    address = launch.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
     asked = (address, launch.num_processes, launch.process_id)
     try:
         jax.distributed.initialize(
@@ -97,7 +97,7 @@ def start(launch: Launch) -> None:
             # All that is needed was said, or a cluster is asked for the rest.
             cluster_detection_method=None if None in asked else "deactivate",
             # jax would listen at every address that this host has.
-            coordinator_bind_address=address if launch.process_id == 0 else None,
+            coordinator_bind_address=address,
             heartbeat_timeout_seconds=_HEARTBEAT,
             shutdown_timeout_seconds=_SHUTDOWN,
         )

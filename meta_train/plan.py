@@ -52,11 +52,11 @@ def _tpu(memory: float, tflops: float, gigabytes: float, gigabits: float) -> Chi
     return Chip(2**30 * memory, peak / 3, peak / 50, 1e9 * gigabytes, link, 1e-6)
 
 
-# Of one device as jax counts them: a core of v2 and v3, half a chip of tpu7x.
+# Of one device as the compiler counts them: half a chip of v2, v3, v4 and tpu7x.
 CHIPS = {
-    "v2": _tpu(8, 23, 350, 500),
-    "v3": _tpu(16, 61, 450, 650),
-    "v4": _tpu(32, 275, 1_228, 2_400),
+    "v2": _tpu(8, 23, 350, 250),
+    "v3": _tpu(16, 61, 450, 325),
+    "v4": _tpu(16, 137, 614, 1_200),
     "v5e": _tpu(16, 197, 819, 1_600),
     "v5p": _tpu(95, 459, 2_765, 4_800),
     "v6e": _tpu(32, 918, 1_640, 3_584),

@@ -66,11 +66,14 @@ TOPOLOGIES = (
     *("v2:2x2", "v3:4x4", "v4:4x4x4", "v4:8x8x8", "v5e:4x4", "v5e:16x16", "v5p:4x4x4"),
     *("v6e:16x16", "tpu7x:4x4x4"),
 )
-ASSUMPTIONS = (
-    "matrix products at a third of the chip's bfloat16 peak and other operations at a "
-    "fiftieth, or memory at its full bandwidth, whichever takes longer; 1 us to start "
-    "an operation; the all-reduce at the bandwidth of the links, and 1 us a hop"
-)
+ASSUMPTIONS = {
+    "tpu": "matrix products at a third of the chip's bfloat16 peak and other "
+    "operations at a fiftieth, or memory at its full bandwidth, whichever takes "
+    "longer; 1 us to start an operation; the all-reduce at the bandwidth of the links, "
+    "and 1 us a hop",
+    "cpu": "matrix products, other operations and memory as fast as they were in a "
+    "loop a moment ago, and whichever takes longer; 1 us to start an operation",
+}
 
 
 class Need(NamedTuple):
@@ -179,24 +182,26 @@ def tpu_devices(topology: str) -> Sequence[Any]:
     return found.devices
 
 
-def local_chip() -> Chip:
-    """Measures what a device of this machine can do, in a second or two."""
-    size = 512
-    matrix = jnp.ones((size, size))
-    product = _seconds(lambda x: x @ x / size, matrix)
-    vector = jnp.ones(1 << 24)
-    copy = _seconds(lambda x: x + 1.0, vector)
-    small = jnp.ones(1 << 14)
-    tanh = _seconds(
-        lambda x: jax.lax.fori_loop(0, 100, lambda _, x: x * 0.9 + 0.1, x), small
-    )
+def local_chip(num_bytes: int) -> Chip:
+    """Measures what a device of this machine can do, in a second or two.
+
+    Args:
+        num_bytes: That are in use, as memory is faster where less of it is.
+    """
+    size, num_steps = 512, 20
+    product = _seconds(lambda x: x @ x / size, jnp.ones((size, size)))
+    loop = lambda x: jax.lax.fori_loop(0, num_steps, lambda _, x: 0.9 * x + 0.1, x)
+    vector = jnp.ones(int(np.clip(num_bytes // 4, 1 << 16, 1 << 24)))
+    small = jnp.ones(1 << 18)
+    moving = _seconds(loop, vector) / num_steps
+    computing = _seconds(loop, small) / num_steps
     pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return Chip(
         memory=pages * page / jax.local_device_count(),
         products=2 * size**3 / product,
-        others=100 * 2 * small.size / tanh,
-        bandwidth=2 * vector.nbytes / copy,
-        link=2 * vector.nbytes / copy,
+        others=2 * small.size / computing,
+        bandwidth=2 * vector.nbytes / moving,
+        link=2 * vector.nbytes / moving,
         start=1e-6,
     )
 

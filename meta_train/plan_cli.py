@@ -75,14 +75,16 @@ def plan(arguments: Sequence[str]) -> int:
         progress.advance("loaded")
         need = planning.need(trainer, data, devices)
         progress.advance("compiled")
-        chip = planning.CHIPS[generation] if is_tpu else planning.local_chip()
+        chip = (
+            planning.CHIPS[generation] if is_tpu else planning.local_chip(need.memory)
+        )
         measured = None if is_tpu else planning.measure(trainer, data)
         progress.advance("estimated")
     where = options.topology if is_tpu else "this machine"
     console = progress.console
     console.print(_table(need, chip, where, measured))
     console.print(_scaling_table(need, chip), "")
-    progress.say(f"Assumed: {planning.ASSUMPTIONS}.")
+    progress.say(f"Assumed: {planning.ASSUMPTIONS[options.platform]}.")
     if need.memory > chip.memory:
         progress.say(
             f"It does not fit. Try --num-pairs {need.largest_population(chip)}."

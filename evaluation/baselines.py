@@ -1,29 +1,125 @@
-"""Baselines: hand-designed optimizers, with the learning rate in the place of theta."""
+"""Baselines: hand-designed optimizers, with what is tuned in the place of theta."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
+from optax import contrib
 from typing_extensions import override
 
 from lopt.base import LearnedOptimizer, NumSteps
+from lopt.errors import find
 
-# Four to a decade.
-LEARNING_RATES = np.geomspace(1e-3, 1.0, 13)
+RATES_PER_DECADE, NUM_RATES = 3, 10
+SCHEDULES = ("constant", "cosine")
+
+
+class Setting(NamedTuple):
+    """What is tuned of a baseline.
+
+    Attributes:
+        learning_rate: The largest one.
+        cosine: 1 if it falls to nothing along half a cosine, 0 if it is constant.
+    """
+
+    learning_rate: Float[Array, "..."]
+    cosine: Float[Array, "..."]
+
+
+class Kind(NamedTuple):
+    """A hand-designed optimizer.
+
+    Attributes:
+        make: Takes a learning rate, or a schedule, and returns it.
+        lowest: Logarithm to base ten of the first learning rate that is tried.
+    """
+
+    make: Callable[[Any], optax.GradientTransformation]
+    lowest: float
+
+
+KINDS: dict[str, Kind] = {
+    "sgd": Kind(optax.sgd, -2.0),
+    "momentum": Kind(lambda rate: optax.sgd(rate, momentum=0.9), -3.0),
+    "adam": Kind(optax.adam, -4.0),
+    "adamw": Kind(optax.adamw, -4.0),
+    "nadamw": Kind(optax.nadamw, -4.0),
+    "lion": Kind(optax.lion, -4.5),
+    "muon": Kind(contrib.muon, -3.5),
+    "schedule-free": Kind(contrib.schedule_free_adamw, -3.5),
+}
 
 
 @dataclass(frozen=True)
-class Adam(LearnedOptimizer):
-    """Adam whose theta is the learning rate, so tuning it is mapping over theta."""
+class Baseline(LearnedOptimizer):
+    """An optimizer of optax by name, so tuning it is mapping over theta."""
+
+    name: str = "adam"
+    """Which."""
+
+    def __post_init__(self):
+        find("baseline", self.name, KINDS)
 
     @override
-    def init_theta(self, key: PRNGKeyArray) -> Float[Array, ""]:
-        return jnp.asarray(1e-3, jnp.float32)
+    def init_theta(self, key: PRNGKeyArray) -> Setting:
+        return setting(10.0 ** (KINDS[self.name].lowest + 1))
 
     @override
     def as_optax(
-        self, theta: Float[Array, ""], num_steps: NumSteps
+        self, theta: Setting, num_steps: NumSteps
     ) -> optax.GradientTransformationExtraArgs:
-        return optax.with_extra_args_support(optax.adam(theta))
+        rate, cosine = theta
+        total = jnp.asarray(num_steps, jnp.float32)
+
+        def schedule(step):
+            progress = jnp.minimum(jnp.asarray(step, jnp.float32) / total, 1.0)
+            return rate * (1 - cosine * 0.5 * (1 - jnp.cos(jnp.pi * progress)))
+
+        return optax.with_extra_args_support(KINDS[self.name].make(schedule))
+
+
+@dataclass(frozen=True)
+class Fixed(LearnedOptimizer):
+    """An optax optimizer as it is: theta is empty."""
+
+    transformation: optax.GradientTransformation
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> tuple[()]:
+        return ()
+
+    @override
+    def as_optax(
+        self, theta: tuple[()], num_steps: NumSteps
+    ) -> optax.GradientTransformationExtraArgs:
+        return optax.with_extra_args_support(self.transformation)
+
+
+def setting(learning_rate: float, schedule: str = "constant") -> Setting:
+    """Returns one setting."""
+    cosine = SCHEDULES.index(schedule)
+    return Setting(
+        jnp.asarray(learning_rate, jnp.float32), jnp.asarray(cosine, jnp.float32)
+    )
+
+
+def first_rates(name: str) -> Float[np.ndarray, " rates"]:
+    """Returns the learning rates that tuning begins with."""
+    return _rates(KINDS[name].lowest)
+
+
+def further_rates(
+    rates: Float[np.ndarray, " rates"], *, above: bool
+) -> Float[np.ndarray, " more"]:
+    """Returns as many again, next to `rates` on one side."""
+    lowest = np.log10(rates[0])
+    span = (len(rates) if above else -NUM_RATES) / RATES_PER_DECADE
+    return _rates(lowest + span)
+
+
+def _rates(lowest: float) -> Float[np.ndarray, " rates"]:
+    return 10 ** (lowest + np.arange(NUM_RATES) / RATES_PER_DECADE)

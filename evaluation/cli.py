@@ -1,79 +1,169 @@
-"""`lopt evaluate`: parse, run, show."""
+"""`lopt evaluate` and `lopt report`: parse, run, show."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from lopt.errors import find
+if TYPE_CHECKING:
+    from evaluation.report import Results
+    from meta_train.progress import ProgressReport
 
 
 @dataclass(frozen=True)
 class _Evaluate:
-    source: Annotated[Path, tyro.conf.Positional]
-    """Run directory of a `lopt meta-train`, or a file written by `lopt export`."""
+    sources: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run directories of `lopt meta-train`, or files written by `lopt export`."""
     suite: str = "quick"
     """Which tasks besides those it was trained on; quick needs no download."""
     out: Path | None = None
-    """Directory for figure and results.json; by default beside the source."""
+    """Directory for report, figures and numbers; by default beside the first source."""
     num_seeds: int = 20
     """Runs of each task, none of which meta-training has seen."""
+    num_tuning_seeds: int = 3
+    """Other runs, on which every setting of a baseline is tried."""
     seed: int = 0
     """Fixes the runs."""
+    baselines: tuple[str, ...] = ()
+    """Which to compare with besides Adam; all of them by default."""
+    skip_missing: bool = False
+    """Leave out tasks whose data has not been prepared."""
+    cache: bool = True
+    """Use what earlier evaluations have computed, and keep what this one does."""
 
-    def __post_init__(self):
-        if self.num_seeds < 1:
-            raise ValueError(
-                f"`num_seeds` must be at least 1; got {self.num_seeds}. Try 20."
-            )
+
+@dataclass(frozen=True)
+class _Report:
+    results: Annotated[Path, tyro.conf.Positional]
+    """A results.json of `lopt evaluate`, or the directory it is in."""
+    out: Path | None = None
+    """Directory for report and figures; where the results are by default."""
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Runs `lopt evaluate RUN_DIR_OR_FILE [--suite quick] [--out DIR]`."""
+    """Runs `lopt evaluate RUN_DIR_OR_FILE ... [--suite quick] [--out DIR]`."""
     options = tyro.cli(
         _Evaluate,
         args=arguments,
         prog="lopt evaluate",
-        description="Compare a learned optimizer with tuned Adam on unseen runs.",
+        description="Compare learned optimizers with tuned baselines on unseen runs.",
     )
-    import lopt
-    from evaluation import report
-    from evaluation.run import evaluate as run
-    from evaluation.suites import SUITES, with_training_cases
+    from evaluation import evaluate, report
+    from evaluation.baselines import KINDS
+    from evaluation.cache import Cache, default_folder
+    from evaluation.suites import SUITES
+    from lopt.errors import UserError, find
     from meta_train.progress import ProgressReport
-    from meta_train.run import OPTIMIZER_FILE, export_run
     from meta_train.run_directory import check_writable
 
-    suite = find("suite", options.suite, SUITES)
-    path = options.source
-    beside = path if path.is_dir() else path.parent
-    out = options.out or beside / "evaluation"
-    if path.is_dir():
-        path = export_run(path, out / OPTIMIZER_FILE)
-    card = lopt.read_card(path)
-    optimizer, theta = lopt.load_theta(path)
-    check_writable(out, flag="--out")
-    cases = with_training_cases(suite, card)
-    results = []
-    with ProgressReport("evaluating", len(cases)) as progress:
-        progress.note("compiling")
-
-        def on_result(result):
-            results.append(result)
-            progress.update(len(results), {"ratio": result.mean.ratio.value})
-
-        run(
-            optimizer,
-            theta,
-            cases,
-            num_seeds=options.num_seeds,
-            seed=options.seed,
-            on_result=on_result,
+    find("suite", options.suite, SUITES)
+    if not options.sources:
+        raise UserError(
+            "`lopt evaluate` must be given a run directory or an exported file; got "
+            "none. Try lopt evaluate runs/demo."
         )
-    about = {"card": card, "num_seeds": options.num_seeds, "seed": options.seed}
-    progress.console.print(report.table(results, options.num_seeds))
-    report.write(out, results, about)
-    progress.say(f"Figure and numbers: {out / 'curves.png'}, {out / 'results.json'}")
+    first = options.sources[0]
+    out = options.out or (first if first.is_dir() else first.parent) / "evaluation"
+    check_writable(out, flag="--out")
+    with ProgressReport("evaluating", 1) as progress:
+        progress.note("compiling")
+        try:
+            results = evaluate(
+                _files(options.sources, out),
+                options.suite,
+                num_seeds=options.num_seeds,
+                num_tuning_seeds=options.num_tuning_seeds,
+                seed=options.seed,
+                baselines=options.baselines or tuple(KINDS),
+                skip_missing=options.skip_missing,
+                cache=Cache(default_folder() if options.cache else None),
+                on_progress=lambda done, total, text: progress.update(
+                    done, note=text, total=total
+                ),
+            )
+        except KeyboardInterrupt:
+            progress.say(
+                "Stopped. What was finished is kept; the same command goes on."
+            )
+            raise
+        progress.note("drawing")
+        report.write(out, results)
+    _show(results, out, progress)
     return 0
+
+
+def report(arguments: Sequence[str]) -> int:
+    """Runs `lopt report RESULTS [--out DIR]`."""
+    options = tyro.cli(
+        _Report,
+        args=arguments,
+        prog="lopt report",
+        description="Draw the report of an evaluation again, from its numbers.",
+    )
+    from evaluation import report
+    from meta_train.progress import ProgressReport
+    from meta_train.run_directory import check_writable
+
+    results = report.read(options.results)
+    where = options.results
+    out = options.out or (where if where.is_dir() else where.parent)
+    check_writable(out, flag="--out")
+    report.write(out, results)
+    _show(results, out, ProgressReport("", 1))
+    return 0
+
+
+def _files(sources: Sequence[Path], out: Path) -> dict[str, Path]:
+    """Returns an exported file for each source, by a name of its own."""
+    from meta_train.run import OPTIMIZER_FILE, export_run
+
+    files = {}
+    for source in sources:
+        name = source.resolve().name if source.is_dir() else source.stem
+        while name in files:  # runs of one name in two directories
+            name += "'"
+        folder = out / name if len(sources) > 1 else out
+        if source.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            files[name] = export_run(source, folder / OPTIMIZER_FILE)
+        else:
+            files[name] = source
+    return files
+
+
+def _show(results: "Results", out: Path, progress: "ProgressReport") -> None:
+    from evaluation import report
+
+    console = progress.console
+    console.print("", report.case_table(results), "", report.overall_table(results), "")
+    for line in (*results["headlines"], *_warnings(results)):
+        progress.say(line)
+    progress.say(f"Report: {out / report.PAGE}")
+
+
+def _warnings(results: "Results") -> list[str]:
+    """Says what a reader must know to trust the numbers."""
+    lines = []
+    wider = {
+        f"{name} on {case['name']}"
+        for case in results["cases"]
+        for name, tuning in case["tuning"].items()
+        if tuning["rounds"] > 1
+    }
+    if wider:
+        lines.append(f"Grids were made wider for {', '.join(sorted(wider))}.")
+    edges = [
+        f"{name} on {case['name']}"
+        for case in results["cases"]
+        for name, tuning in case["tuning"].items()
+        if tuning["at_edge"]
+    ]
+    if edges:
+        lines.append(
+            f"The best learning rate is still at the edge for {', '.join(edges)}."
+        )
+    if results["how"]["skipped"]:
+        lines.append(f"Left out, no data: {', '.join(results['how']['skipped'])}.")
+    return lines

@@ -1,151 +1,198 @@
-"""What an evaluation leaves behind: a table, a figure and a JSON file."""
+"""What an evaluation leaves behind: tables, figures, a page, and its numbers."""
 
+import csv
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
 
-from evaluation.baselines import LEARNING_RATES
-from evaluation.run import Result, Score
-from evaluation.statistics import Interval
+from evaluation.scores import SCHEMA
+from lopt.errors import UserError
 
-SCHEMA = 1
+RESULTS, TABLE, PAGE = "results.json", "results.csv", "report.html"
+Results = Mapping[str, Any]
+_METRICS = (
+    *("mean_loss", "final_loss", "test_loss", "test_error"),
+    *("mean_loss_ratio", "final_loss_ratio", "speed_up", "wall_clock_speed_up"),
+)
 
 
-def table(results: Sequence[Result], num_seeds: int) -> Table:
-    """Returns the results as a table; ratios below 1 favour the learned optimizer."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-        pad_edge=False,
-        title=f"Learned optimizer against tuned Adam, {num_seeds} unseen seeds",
-        caption=(
-            "Training loss with 95 % intervals. Ratio: learned over Adam, below 1 is "
-            f"better, with its interval. Adam has the best of {len(LEARNING_RATES)} "
-            "learning rates, chosen for each column on these very seeds."
-        ),
+def plain(value: Any) -> Any:
+    """Returns `value` as JSON has it; what is not finite becomes null."""
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(directory: Path, results: Results) -> None:
+    """Writes numbers, tables, figures and the page into `directory`."""
+    from evaluation import figures, page
+
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / RESULTS).write_text(json.dumps(results, indent=1) + "\n")
+    _write_csv(directory / TABLE, results)
+    drawn = figures.draw(results, directory / "figures")
+    (directory / PAGE).write_text(page.render(results, drawn))
+
+
+def read(path: Path) -> Results:
+    """Reads the results that `write` left in a file, or in its directory."""
+    path = path / RESULTS if path.is_dir() else path
+    try:
+        results = json.loads(path.read_text())
+        schema = results["schema"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} must be a {RESULTS} of `lopt evaluate`; it cannot be read "
+            f"({type(error).__name__}). Try lopt evaluate."
+        ) from error
+    if schema != SCHEMA:
+        raise UserError(
+            f"{path} was written by another version of lopt: its schema is {schema}, "
+            f"and this version reads {SCHEMA}. Try lopt evaluate again; what has been "
+            "computed is kept."
+        )
+    return results
+
+
+def _write_csv(path: Path, results: Results) -> None:
+    """Writes a line for each optimizer on each task."""
+    parts = ("value", "low", "high")
+    head = ["task", "num_steps", "reason", "optimizer", "learning_rate", "schedule"]
+    head += [f"{m}{'' if p == 'value' else '_' + p}" for m in _METRICS for p in parts]
+    head += ["steps_to_target", "diverged", "ms", "bytes_per_parameter"]
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(head)
+        for case in results["cases"]:
+            for name, found in case["methods"].items():
+                about = [case["name"], case["num_steps"], case["reason"], name]
+                setting = found["settings"].get("final", (None, None))
+                values = [(found.get(m) or {}).get(p) for m in _METRICS for p in parts]
+                rest = [found.get(key) for key in head[-4:]]
+                rows.writerow([*about, *setting, *values, *rest])
+
+
+def best_baseline(case: Mapping[str, Any], results: Results) -> str:
+    """Returns which baseline ends lowest on a task."""
+    names = [name for name, m in results["methods"].items() if m["is_baseline"]]
+    loss = lambda name: case["methods"][name]["final_loss"]["value"]
+    return min(names, key=lambda name: math.inf if loss(name) is None else loss(name))
+
+
+def case_table(results: Results) -> Table:
+    """Returns each contender on each task beside tuned Adam and the best baseline."""
+    how, contenders = results["how"], list(results["contenders"])
+    table = _table(
+        f"Final training loss, {how['num_seeds']} unseen seeds, 95 % intervals",
+        "Ratio: over tuned Adam, below 1 is better. Speed-up: how many times as many "
+        "steps Adam needs, at the best constant rate of every moment. Baselines have "
+        "the best learning rate and schedule, found on other seeds.",
     )
+    several = len(contenders) > 1
     table.add_column("task\nsteps, why", no_wrap=True)
-    for metric in ("mean", "final"):
-        table.add_column(f"{metric} loss\nlearned", justify="right", no_wrap=True)
-        table.add_column("\nAdam", justify="right", no_wrap=True)
-        table.add_column("\nratio", justify="right", no_wrap=True)
-    for result in results:
-        about = f"{result.case.num_steps}, {result.case.reason}"
-        if result.num_diverged:
-            about += f", {result.num_diverged} diverged"
+    for name in (contenders[0] if not several else "", "Adam", "ratio", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("best baseline", justify="right", no_wrap=True)
+    for case in results["cases"]:
+        best = best_baseline(case, results)
+        for i, name in enumerate(contenders):
+            found, adam = case["methods"][name], case["methods"]["adam"]
+            about = f"{case['name']}\n[dim]{case['num_steps']}, {case['reason']}[/dim]"
+            loss = _loss(found["final_loss"])
+            if found["diverged"]:
+                loss += f"\n[red]{found['diverged']:.0%} diverged[/red]"
+            table.add_row(
+                about if i == 0 else "",
+                f"{name}\n{loss}" if several else loss,
+                _loss(adam["final_loss"]),
+                _ratio(found["final_loss_ratio"], lower_is_better=True),
+                _ratio(found["speed_up"], lower_is_better=False),
+                f"{_loss(case['methods'][best]['final_loss']).splitlines()[0]}\n{best}",
+            )
+    return table
+
+
+def overall_table(results: Results) -> Table:
+    """Returns every optimizer over all tasks that nobody was trained on."""
+    judged = results["how"]["judged_on"]
+    table = _table(
+        f"Over {len(judged)} tasks",
+        "loss: interquartile mean of final losses, tuned Adam's being 1. better: the "
+        "chance that a run ends below one of Adam's. profile: area under the "
+        "performance profile. ms, bytes: of a step, and of state for each parameter, "
+        "on the first task.",
+    )
+    methods = results["methods"]
+    first = results["cases"][0]["methods"]
+    table.add_column("optimizer", no_wrap=True)
+    columns = ["rank", "loss", "better", "speed-up", "profile", "ms", "bytes"]
+    diverged = any(found["diverged"] for found in methods.values())
+    for name in columns + ["diverged"] * diverged:
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in sorted(methods, key=lambda name: methods[name]["average_rank"]):
+        found = methods[name]
+        shown = name if found["is_baseline"] else f"[bold]{name}[/bold]"
         table.add_row(
-            f"{result.case.name}\n[dim]{about}[/dim]",
-            *_cells(result.mean),
-            *_cells(result.final),
+            shown,
+            f"{found['average_rank']:.1f}",
+            _ratio(found["interquartile_mean"], lower_is_better=None),
+            _ratio(found["probability_of_improvement"], lower_is_better=None),
+            f"{found['speed_up']:.2f}",
+            f"{found['profile_score']:.2f}",
+            number(first[name].get("ms")),
+            f"{first[name].get('bytes_per_parameter') or 0:.1f}",
+            *([f"{found['diverged']:.0%}"] * diverged),
         )
     return table
 
 
-def _cells(score: Score) -> list[str]:
-    low, high = score.ratio.low, score.ratio.high
-    ratio = f"{score.ratio.value:.2f}\n{low:.2f}-{high:.2f}"
+def _table(title: str, caption: str) -> Table:
+    return Table(
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
+        title=title,
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+    )
+
+
+def number(value: float | None) -> str:
+    """Writes a number in three digits."""
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _loss(interval: Mapping[str, float | None]) -> str:
+    value, low, high = (interval[k] for k in ("value", "low", "high"))
+    if value is None:
+        return "diverged"
+    half = "" if low is None or high is None else f"\n±{(high - low) / 2:.1g}"
+    return f"{value:.3g}{half}"
+
+
+def _ratio(
+    interval: Mapping[str, float | None], *, lower_is_better: bool | None
+) -> str:
+    value, low, high = (interval[k] for k in ("value", "low", "high"))
+    if value is None:
+        return "diverged"
+    text = f"{value:.2f}"
+    if low is None or high is None:
+        return text
+    text += f"\n{low:.2f}-{high:.2f}"
     # The winner is told by the whole interval, not by the value.
-    if high < 1:
-        ratio = f"[bold green]{ratio}[/bold green]"
-    elif low > 1:
-        ratio = f"[red]{ratio}[/red]"
-    return [_text(score.learned), _text(score.adam), ratio]
-
-
-def _text(interval: Interval) -> str:
-    return f"{interval.value:.3g}\n±{(interval.high - interval.low) / 2:.1g}"
-
-
-def write(
-    directory: Path,
-    results: Sequence[Result],
-    about: Mapping[str, Any],
-) -> None:
-    """Writes `results.json` and `curves.png` into `directory`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    content = {
-        "schema": SCHEMA,
-        **about,
-        "learning_rates": list(LEARNING_RATES),
-        "cases": [_described(result) for result in results],
-    }
-    text = json.dumps(_without_nonfinite(content), indent=1)
-    (directory / "results.json").write_text(text + "\n")
-    _draw(results, directory / "curves.png")
-
-
-def _described(result: Result) -> dict[str, Any]:
-    score = lambda s: {
-        "learned": s.learned._asdict(),
-        "adam": s.adam._asdict(),
-        "ratio": s.ratio._asdict(),
-        "adam_learning_rate": s.learning_rate,
-    }
-    return {
-        "task": result.case.name,
-        "num_steps": result.case.num_steps,
-        "reason": result.case.reason,
-        "mean_loss": score(result.mean),
-        "final_loss": score(result.final),
-        "num_diverged": result.num_diverged,
-        "adam_mean_loss_by_learning_rate": result.learning_rate_losses.tolist(),
-        "curves": {
-            "learned": result.learned_curves.mean(axis=0).tolist(),
-            "adam": result.adam_curves.mean(axis=0).tolist(),
-        },
-    }
-
-
-def _without_nonfinite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_nonfinite(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_without_nonfinite(v) for v in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _draw(results: Sequence[Result], path: Path) -> None:
-    """Draws every case's loss curves: the mean over seeds, and the middle 80 %."""
-    from matplotlib.figure import Figure  # no window, no global state
-
-    columns = min(3, len(results))
-    rows = math.ceil(len(results) / columns)
-    figure = Figure(figsize=(3.4 * columns, 2.9 * rows), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis, result in zip(axes, results, strict=False):
-        rate = result.mean.learning_rate
-        for curves, label, style in (
-            (result.learned_curves, "learned", "-"),
-            (result.adam_curves, f"Adam, lr {rate:.2g}", "--"),
-        ):
-            smooth = _smooth(curves)
-            steps = np.arange(1, smooth.shape[1] + 1)
-            low, high = np.quantile(smooth, [0.1, 0.9], axis=0)
-            axis.plot(steps, smooth.mean(axis=0), style, label=label)
-            axis.fill_between(steps, low, high, alpha=0.2)
-        axis.set(
-            title=f"{result.case.name} ({result.case.reason})",
-            xlabel="step",
-            yscale="log",
-        )
-        axis.title.set_fontsize(10)
-        axis.legend(frameon=False, fontsize=8)
-    for axis in axes[len(results) :]:
-        axis.set_axis_off()
-    figure.supylabel("training loss")
-    figure.savefig(path, dpi=120)
-
-
-def _smooth(curves: np.ndarray, decay: float = 0.8) -> np.ndarray:
-    """Returns the exponential moving average along the steps; a gap once diverged."""
-    smooth = np.where(np.isfinite(curves), curves, np.nan).astype(np.float64)
-    for t in range(1, curves.shape[1]):
-        smooth[:, t] = decay * smooth[:, t - 1] + (1 - decay) * smooth[:, t]
-    return smooth
+    if lower_is_better is None or low <= 1 <= high:
+        return text
+    won = (high < 1) == lower_is_better
+    return f"[bold green]{text}[/bold green]" if won else f"[red]{text}[/red]"

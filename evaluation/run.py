@@ -1,129 +1,291 @@
-"""Runs a learned optimizer and the tuned baseline on a suite, with the same seeds."""
+"""Runs optimizers and tuned baselines on a suite, from the same seeds."""
 
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Float, Key
 
-from evaluation.baselines import LEARNING_RATES, Adam
-from evaluation.statistics import (
-    Interval,
-    final_losses,
-    mean_interval,
-    mean_losses,
-    ratio_interval,
-)
+import lopt
+from evaluation.baselines import KINDS, Baseline, Fixed, Setting, setting
+from evaluation.cache import Cache, name_of
+from evaluation.costs import Cost, Timer, prepare_gradient, prepare_update
+from evaluation.runs import Curves, Runs
 from evaluation.suites import Case
+from evaluation.tuning import METRICS, Metric, Tuned, tune
 from lopt.base import LearnedOptimizer, Theta
-from meta_train.inner_training import InnerTraining
-from meta_train.unroll import unroll
-from tasks.base import Data
+from lopt.errors import UserError, find
+from tasks.size import size
+
+REFERENCE = "adam"
+LONGER = 4
+"""The reference is trained for so many times as long, to see when it catches up."""
+_MOST_LONGER_SEEDS = 6
+
+Bound: TypeAlias = tuple[LearnedOptimizer, Theta]
+Contender: TypeAlias = (
+    Bound
+    | optax.GradientTransformation
+    | Callable[[int], optax.GradientTransformation]
+    | str
+    | Path
+)
 
 
-class Score(NamedTuple):
-    """One metric of the learned optimizer beside Adam at its best learning rate."""
+class Plan(NamedTuple):
+    """How an evaluation is run.
 
-    learned: Interval
-    adam: Interval
-    ratio: Interval
-    learning_rate: float
+    Attributes:
+        num_seeds: Runs of each optimizer on each task.
+        num_tuning_seeds: Others, on which baselines are tuned.
+        seed: Fixes them all.
+        baselines: Which; the reference is always among them.
+    """
+
+    num_seeds: int = 20
+    num_tuning_seeds: int = 3
+    seed: int = 0
+    baselines: tuple[str, ...] = tuple(KINDS)
+
+    def keys(self) -> Key[Array, " seeds"]:
+        """Returns the keys of runs that meta-training has never seen."""
+        return self._keys(2**32 - 3, self.num_seeds)
+
+    def tuning_keys(self) -> Key[Array, " seeds"]:
+        """Returns those of other runs."""
+        return self._keys(2**32 - 4, self.num_tuning_seeds)
+
+    def _keys(self, number: int, num: int) -> Key[Array, " seeds"]:
+        # Meta-training never folds these numbers in.
+        key = jax.random.fold_in(jax.random.key(self.seed), number)
+        return jax.random.split(key, num)
 
 
-class Result(NamedTuple):
-    """What one case showed; `mean` and `final` are tuned for separately."""
+class Method(NamedTuple):
+    """An optimizer on one case.
+
+    Attributes:
+        curves: Its runs, tuned for each metric.
+        settings: Learning rate and schedule that were best for each metric; empty if
+            it is no baseline.
+        cost: Of its update; none if that was not measured.
+    """
+
+    curves: dict[Metric, Curves]
+    settings: dict[Metric, tuple[float, str]]
+    cost: Cost | None = None
+
+
+class CaseRuns(NamedTuple):
+    """All that was run on one case.
+
+    Attributes:
+        case: Which.
+        methods: Contenders and baselines.
+        tuned: How the baselines were tuned.
+        longer: Losses of the reference at each learning rate, for longer.
+        gradient: What the gradient costs.
+    """
 
     case: Case
-    mean: Score
-    final: Score
-    num_diverged: int
-    learned_curves: Float[np.ndarray, "seeds steps"]
-    adam_curves: Float[np.ndarray, "seeds steps"]
-    learning_rate_losses: Float[np.ndarray, " rates"]
+    methods: dict[str, Method]
+    tuned: list[Tuned]
+    longer: Float[np.ndarray, "rates seeds longer"]
+    gradient: Cost | None = None
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def loss_curves(
-    system: InnerTraining,
-    data: Data,
-    thetas: Theta,
-    num_steps: int,
-    keys: Key[Array, " seeds"],
-) -> Float[Array, "thetas seeds steps"]:
-    """Trains `system` from every key at every theta, and returns the losses."""
-
-    def run(theta, key):
-        key_init, key_unroll = jax.random.split(key)
-        state = system.init_state(theta, data, num_steps, key_init)
-        return unroll(system, data, theta, state, num_steps, key_unroll)[1]
-
-    def each_theta(key):
-        if len(jax.tree.leaves(thetas)[0]) == 1:  # a batch of one compiles for longer
-            return run(jax.tree.map(lambda x: x[0], thetas), key)[None]
-        return jax.vmap(run, in_axes=(0, None))(thetas, key)
-
-    # Seeds one after the other: faster to compile than a vmap over keys, and to run.
-    curves = jax.lax.map(each_theta, keys)
-    return curves.swapaxes(0, 1)
+def num_stages(num_cases: int, num_contenders: int) -> int:
+    """Returns how often `run` reports."""
+    return num_cases * (num_contenders + 3) + 1
 
 
-def evaluate_case(
-    case: Case, optimizer: LearnedOptimizer, theta: Theta, num_seeds: int, seed: int
-) -> Result:
-    """Trains `case` with both optimizers from the same unseen seeds."""
-    data = InnerTraining(case.task, optimizer).load()
-    # Meta-training never folds this number in, so these runs are new to it.
-    key = jax.random.fold_in(jax.random.key(seed), 2**32 - 3)
-    keys = jax.random.split(key, num_seeds)
-    curves = lambda optimizer, thetas: np.asarray(
-        loss_curves(
-            InnerTraining(case.task, optimizer), data, thetas, case.num_steps, keys
+def run(
+    contenders: Mapping[str, Contender],
+    cases: Sequence[Case],
+    plan: Plan,
+    cache: Cache,
+    report: Callable[[str], None] = lambda text: None,
+) -> list[CaseRuns]:
+    """Trains every case with every contender and every baseline.
+
+    Args:
+        contenders: Optimizers by name; none of them is tuned.
+        cases: What they are run on.
+        plan: With which seeds and against which baselines.
+        cache: Where results are kept.
+        report: Is told what has been done, in a few words.
+    """
+    for name in plan.baselines:
+        find("baseline", name, KINDS)
+    if taken := sorted(set(contenders) & set(KINDS)):
+        raise UserError(
+            "optimizers must not have the name of a baseline; got "
+            f"{', '.join(taken)}. Try my-{taken[0]}."
         )
+    bound = {name: bind(contender) for name, contender in contenders.items()}
+    stop = threading.Event()
+
+    def one(case: Case) -> CaseRuns:
+        def done(what: str) -> None:
+            if stop.is_set():
+                raise InterruptedError
+            report(f"{case.name}: {what}")
+
+        now = {name: at(case.num_steps) for name, at in bound.items()}
+        return _run_case(now, case, plan, cache, done)
+
+    # Two at a time: much of the work is compiling, which keeps one core busy.
+    pool = ThreadPoolExecutor(2)
+    try:
+        found = list(pool.map(one, cases))
+        return _with_costs(found, bound, cache, pool, report)
+    except BaseException:
+        stop.set()  # what is being computed is kept, and nothing else is begun
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def bind(contender: Contender) -> Callable[[int], Bound]:
+    """Returns what a contender is, given the number of steps of a run."""
+    if isinstance(contender, str | Path):
+        loaded = lopt.load_theta(contender)
+        return lambda num_steps: loaded
+    if isinstance(contender, optax.GradientTransformation):
+        return lambda num_steps: (Fixed(contender), ())
+    if isinstance(contender, tuple) and isinstance(contender[0], LearnedOptimizer):
+        return lambda num_steps: contender
+    if callable(contender):
+        return lambda num_steps: (Fixed(contender(num_steps)), ())
+    raise UserError(
+        "an optimizer must be an optax transformation, a function from the number of "
+        "steps to one, a pair of a learned optimizer and its theta, or a file; got "
+        f"{type(contender).__name__}."
     )
-    learned = curves(optimizer, jax.tree.map(lambda x: x[None], theta))[0]
-    adam = curves(Adam(), jnp.asarray(LEARNING_RATES, jnp.float32))
-    scores, best = {}, {}
-    for name, metric in {"mean": mean_losses, "final": final_losses}.items():
-        values = metric(adam)
-        # The baseline is tuned on the very seeds it is judged on, in its favour.
-        best[name] = int(values.mean(axis=1).argmin())
-        ours, theirs = metric(learned), values[best[name]]
-        scores[name] = Score(
-            learned=mean_interval(ours),
-            adam=mean_interval(theirs),
-            ratio=ratio_interval(ours, theirs),
-            learning_rate=float(LEARNING_RATES[best[name]]),
+
+
+def _run_case(
+    bound: Mapping[str, Bound],
+    case: Case,
+    plan: Plan,
+    cache: Cache,
+    done: Callable[[str], None],
+) -> CaseRuns:
+    task, num_steps = case.task, case.num_steps
+    keys = plan.keys()
+    methods: dict[str, Method] = {}
+    for name, (optimizer, theta) in bound.items():
+        (curves,) = cache.train(task, num_steps, [_same(optimizer, theta, keys)])
+        methods[name] = Method(dict.fromkeys(METRICS, curves), {})
+        done(name)
+    names = list(dict.fromkeys([REFERENCE, *plan.baselines]))
+    tuned = tune(case, names, plan.tuning_keys(), cache)
+    done("tuned baselines")
+    judged = cache.train(task, num_steps, [_judged(t, keys) for t in tuned])
+    for t, curves in zip(tuned, judged, strict=True):
+        parts = [
+            Curves(*(np.split(x, len(METRICS))[i] for x in curves))
+            for i in range(len(METRICS))
+        ]
+        methods[t.name] = Method(
+            dict(zip(METRICS, parts, strict=True)),
+            {metric: t.best(metric) for metric in METRICS},
         )
-    return Result(
-        case=case,
-        mean=scores["mean"],
-        final=scores["final"],
-        num_diverged=int(np.isinf(mean_losses(learned)).sum()),
-        learned_curves=learned,
-        adam_curves=adam[best["mean"]],
-        learning_rate_losses=mean_losses(adam).mean(axis=1),
-    )
+    done("baselines")
+    longer = _longer(tuned[0].rates, keys[:_MOST_LONGER_SEEDS])
+    (curves,) = cache.train(task, LONGER * num_steps, [longer])
+    losses = curves.train_loss.reshape(len(tuned[0].rates), -1, LONGER * num_steps)
+    done(f"{REFERENCE} for longer")
+    return CaseRuns(case, methods, tuned, losses)
 
 
-def evaluate(
-    optimizer: LearnedOptimizer,
-    theta: Theta,
-    cases: tuple[Case, ...],
-    *,
-    num_seeds: int = 20,
-    seed: int = 0,
-    on_result: Callable[[Result], None] = lambda result: None,
-) -> list[Result]:
-    """Evaluates `optimizer` at `theta` on every case, calling back after each."""
-    results = []
-    # Two at a time: most of the work is compiling, which keeps one core busy.
-    with ThreadPoolExecutor(2) as pool:
-        run = lambda case: evaluate_case(case, optimizer, theta, num_seeds, seed)
-        for result in pool.map(run, cases):
-            results.append(result)
-            on_result(result)
-    return results
+def _same(optimizer: LearnedOptimizer, theta: Theta, keys: Key[Array, " n"]) -> Runs:
+    """Returns a run for each key, all with the same theta."""
+    repeat = lambda x: jnp.broadcast_to(x, (len(keys), *jnp.shape(x)))
+    return Runs(optimizer, jax.tree.map(repeat, theta), keys)
+
+
+def _judged(tuned: Tuned, keys: Key[Array, " n"]) -> Runs:
+    """Returns runs of a baseline at its best settings, one metric after the other."""
+    optimizer = Baseline(tuned.name)
+    each = [_same(optimizer, setting(*tuned.best(metric)), keys) for metric in METRICS]
+    thetas = jax.tree.map(lambda *x: jnp.concatenate(x), *(g.thetas for g in each))
+    return Runs(optimizer, thetas, jnp.concatenate([keys] * len(each)))
+
+
+def _longer(rates: np.ndarray, keys: Key[Array, " n"]) -> Runs:
+    """Returns runs of the reference at each learning rate, constant, from each key."""
+    every = jnp.asarray(np.repeat(rates, len(keys)), jnp.float32)
+    settings = Setting(every, jnp.zeros_like(every))
+    return Runs(Baseline(REFERENCE), settings, jnp.concatenate([keys] * len(rates)))
+
+
+def _with_costs(
+    found: Sequence[CaseRuns],
+    bound: Mapping[str, Callable[[int], Bound]],
+    cache: Cache,
+    pool: ThreadPoolExecutor,
+    report: Callable[[str], None],
+) -> list[CaseRuns]:
+    """Adds what each step takes: of all on the first case, of the compared on all."""
+    requests: dict[Any, Callable[[], Timer]] = {}
+    wanted: list[dict[str, Any]] = []
+
+    def want(prepare: Callable[[], Timer], *parts: Any) -> Any:
+        # What cannot be named is prepared each time.
+        name = name_of(*parts) or object()
+        requests.setdefault(name, prepare)
+        return name
+
+    for case, methods, *_ in found:
+        shapes = size(case.task).params
+        sizes = [str(x) for x in jax.tree_util.tree_leaves_with_path(shapes)]
+        # The gradient has no name.
+        gradient = functools.partial(prepare_gradient, case.task, shapes)
+        names = {"": want(gradient, "gradient", case.task)}
+        for name, method in methods.items():
+            if name in bound:
+                optimizer, theta = bound[name](case.num_steps)
+            elif name == REFERENCE or case is found[0].case:
+                optimizer = Baseline(name)
+                theta = setting(*method.settings["final"])
+            else:
+                continue
+            # Neither the task nor theta decide how long an update takes.
+            update = functools.partial(prepare_update, shapes, optimizer, theta)
+            names[name] = want(update, "update", sizes, optimizer)
+        wanted.append(names)
+    costs = _measure(requests, cache, pool)
+    report("costs")
+    return [
+        runs._replace(
+            gradient=costs[names[""]],
+            methods={
+                name: method._replace(cost=costs.get(names.get(name)))
+                for name, method in runs.methods.items()
+            },
+        )
+        for runs, names in zip(found, wanted, strict=True)
+    ]
+
+
+def _measure(
+    requests: Mapping[Any, Callable[[], Timer]], cache: Cache, pool: ThreadPoolExecutor
+) -> dict[Any, Cost]:
+    named = lambda name: name if isinstance(name, str) else None
+    kept = {name: cache.get(named(name), Cost) for name in requests}
+    missing = [name for name, cost in kept.items() if cost is None]
+    timers = list(pool.map(lambda name: requests[name](), missing))
+    costs = {n: Cost(*map(float, cost)) for n, cost in kept.items() if cost is not None}
+    # One after the other: nothing else may run while time is taken.
+    for name, timer in zip(missing, timers, strict=True):
+        costs[name] = timer()
+        cache.put(named(name), costs[name])
+    return costs

@@ -1,13 +1,18 @@
-"""Numbers with intervals, from the loss curves of several seeds."""
+"""Numbers with intervals, from the loss curves of several seeds on several tasks."""
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy import stats
+from scipy import signal, stats
 
 _FINAL_SHARE = 0.05
 _NUM_RESAMPLES = 2_000
+_NUM_ENVELOPES = 500
+_SMOOTHING = 0.95
+_HUGE = 1e30  # instead of infinity, which times nothing is not a number
+LARGEST_TAU = 4.0
 
 
 class Interval(NamedTuple):
@@ -20,18 +25,36 @@ class Interval(NamedTuple):
 
 def mean_losses(curves: Float[np.ndarray, "... steps"]) -> Float[np.ndarray, "..."]:
     """Returns each run's mean loss; infinite if the run diverged."""
-    return _worst_if_diverged(curves, curves.mean(axis=-1))
+    return _mean(curves, curves.shape[-1])
 
 
 def final_losses(curves: Float[np.ndarray, "... steps"]) -> Float[np.ndarray, "..."]:
     """Returns each run's mean loss over its last 5 % of steps; infinite if diverged."""
     last = max(1, round(_FINAL_SHARE * curves.shape[-1]))
-    return _worst_if_diverged(curves, curves[..., -last:].mean(axis=-1))
+    return _mean(curves, last)
 
 
-def _worst_if_diverged(curves: np.ndarray, values: np.ndarray) -> np.ndarray:
+def is_diverged(curves: Float[np.ndarray, "... steps"]) -> np.ndarray:
+    """Says which runs diverged, even if they recovered."""
+    return np.logical_not(np.isfinite(curves).all(axis=-1))
+
+
+def _mean(curves: np.ndarray, last: int) -> np.ndarray:
     # A diverged run counts as the worst; it is never dropped.
-    return np.where(np.isfinite(curves).all(axis=-1), values, np.inf)
+    finite = np.where(np.isfinite(curves), curves, 0.0)
+    means = finite[..., -last:].mean(axis=-1, dtype=np.float64)
+    return np.where(is_diverged(curves), np.inf, means)
+
+
+def smooth(curves: Float[np.ndarray, "... steps"]) -> Float[np.ndarray, "... steps"]:
+    """Returns the moving average with decay 0.95, infinite once a run diverged."""
+    finite = np.where(np.isfinite(curves), curves, 0.0).astype(np.float64)
+    start = _SMOOTHING * finite[..., :1]  # as if it had always been at its first value
+    smoothed, _ = signal.lfilter(
+        [1 - _SMOOTHING], [1.0, -_SMOOTHING], finite, axis=-1, zi=start
+    )
+    gone = np.cumsum(~np.isfinite(curves), axis=-1) > 0
+    return np.where(gone, np.inf, smoothed)
 
 
 def mean_interval(values: Float[np.ndarray, " seeds"]) -> Interval:
@@ -47,12 +70,164 @@ def ratio_interval(
     ours: Float[np.ndarray, " seeds"], theirs: Float[np.ndarray, " seeds"]
 ) -> Interval:
     """Returns the ratio of means with a bootstrap interval over paired seeds."""
-    value = float(np.mean(ours) / np.mean(theirs))
-    if len(ours) < 2 or not np.isfinite(value):
-        return Interval(value, float("nan"), float("nan"))
-    rows = np.random.default_rng(0).integers(
-        len(ours), size=(_NUM_RESAMPLES, len(ours))
+    return _bootstrap(
+        lambda rows: ours[rows].mean(axis=-1) / theirs[rows].mean(axis=-1),
+        [len(ours)],
     )
-    ratios = ours[rows].mean(axis=1) / theirs[rows].mean(axis=1)
+
+
+def interquartile_mean(values: Float[np.ndarray, "... n"]) -> Float[np.ndarray, "..."]:
+    """Returns the mean of the middle half of the values."""
+    ordered = np.sort(values, axis=-1)  # infinite ones go last, where they are cut off
+    cut = values.shape[-1] // 4
+    return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))
+
+
+def pooled_interquartile_mean(scores: Sequence[np.ndarray]) -> Interval:
+    """Returns the interquartile mean over all runs of all tasks.
+
+    The interval is by bootstrap, each task's runs resampled among themselves.
+    """
+    return _bootstrap(
+        lambda *rows: interquartile_mean(
+            np.concatenate([s[r] for s, r in zip(scores, rows, strict=True)], axis=-1)
+        ),
+        [len(s) for s in scores],
+    )
+
+
+def probability_of_improvement(
+    ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
+) -> Interval:
+    """Returns the chance that a run of ours has a lower score than one of theirs.
+
+    Mean over tasks; a tie counts half.
+    """
+
+    def mean(*rows):
+        half = len(ours)
+        each = [
+            _chance_lower(x[r], y[s])
+            for x, y, r, s in zip(ours, theirs, rows[:half], rows[half:], strict=True)
+        ]
+        return np.mean(each, axis=0)
+
+    return _bootstrap(mean, [len(x) for x in (*ours, *theirs)])
+
+
+def _chance_lower(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    x, y = x[..., :, None], y[..., None, :]
+    return np.asarray(((x < y) + 0.5 * (x == y)).mean(axis=(-2, -1)))
+
+
+class Envelope(NamedTuple):
+    """The lowest loss that a baseline has reached by each step, at any learning rate.
+
+    Attributes:
+        losses: From the mean over seeds at each learning rate.
+        resampled: The same with seeds resampled, for intervals.
+    """
+
+    losses: Float[np.ndarray, " steps"]
+    resampled: Float[np.ndarray, "resamples steps"]
+
+
+def envelope(curves: Float[np.ndarray, "rates seeds steps"]) -> Envelope:
+    """Returns the envelope of a baseline, which is an oracle.
+
+    At every step it has the learning rate that is best there.
+    """
+    rates, seeds, steps = curves.shape
+    smoothed = np.nan_to_num(smooth(curves), posinf=_HUGE)
+
+    def lowest(weights: Float[np.ndarray, "n seeds"]) -> Float[np.ndarray, "n steps"]:
+        flat = smoothed.swapaxes(0, 1).reshape(seeds, -1)
+        means = (weights @ flat).reshape(-1, rates, steps)
+        return np.minimum.accumulate(means.min(axis=1), axis=1)
+
+    generator = np.random.default_rng(0)
+    chosen = generator.multinomial(seeds, np.full(seeds, 1 / seeds), _NUM_ENVELOPES)
+    losses = lowest(np.full((1, seeds), 1 / seeds))[0]
+    return Envelope(losses, lowest(chosen / seeds))
+
+
+def speed_up(curves: Float[np.ndarray, "seeds steps"], baseline: Envelope) -> Interval:
+    """Returns how many times as many steps the baseline needs to get as far.
+
+    The baseline has been trained for longer; the speed-up cannot exceed that.
+    """
+    num_seeds, num_steps = curves.shape
+    finals = np.nan_to_num(smooth(curves)[:, -1], posinf=_HUGE)
+
+    def ratio(lowest: np.ndarray, final: np.ndarray) -> np.ndarray:
+        above = (lowest > final[:, None]).sum(axis=1)
+        return np.minimum(above + 1, lowest.shape[1]) / num_steps
+
+    value = float(ratio(baseline.losses[None], finals.mean(keepdims=True))[0])
+    if num_seeds < 2:
+        return Interval(value, float("nan"), float("nan"))
+    rows = np.random.default_rng(1).integers(
+        num_seeds, size=(len(baseline.resampled), num_seeds)
+    )
+    ratios = ratio(baseline.resampled, finals[rows].mean(axis=1))
     low, high = np.quantile(ratios, [0.025, 0.975])
     return Interval(value, float(low), float(high))
+
+
+def steps_to(target: float, curves: Float[np.ndarray, "seeds steps"]) -> float:
+    """Returns the step at which the mean curve reaches `target`; infinite if never."""
+    reached = np.flatnonzero(smooth(curves).mean(axis=0) <= target)
+    return float(reached[0] + 1) if len(reached) else float("inf")
+
+
+def performance_ratios(
+    times: Float[np.ndarray, "methods tasks"],
+) -> Float[np.ndarray, "methods tasks"]:
+    """Returns each time over the best of its task; infinite where there is none."""
+    best = times.min(axis=0, keepdims=True)
+    missed = ~np.isfinite(times)
+    return np.where(missed, np.inf, times / np.where(np.isfinite(best), best, 1.0))
+
+
+def performance_profile(
+    ratios: Float[np.ndarray, "methods tasks"], taus: Float[np.ndarray, " taus"]
+) -> Float[np.ndarray, "methods taus"]:
+    """Returns the share of tasks on which a method is within tau of the best."""
+    return (ratios[:, :, None] <= taus).mean(axis=1)
+
+
+def profile_scores(
+    ratios: Float[np.ndarray, "methods tasks"],
+) -> Float[np.ndarray, " methods"]:
+    """Returns the area under each performance profile from 1 to 4, over its width."""
+    # Each task adds what is left of the width once it is reached.
+    left = np.clip(LARGEST_TAU - ratios, 0.0, None)
+    return left.mean(axis=1) / (LARGEST_TAU - 1)
+
+
+def average_ranks(
+    losses: Float[np.ndarray, "methods tasks"],
+) -> Float[np.ndarray, " methods"]:
+    """Returns each method's mean place over the tasks; ties share theirs."""
+    return stats.rankdata(losses, axis=0).mean(axis=1)
+
+
+def _bootstrap(
+    statistic: Callable[..., np.ndarray],
+    sizes: Sequence[int],
+    num: int = _NUM_RESAMPLES,
+) -> Interval:
+    """Returns a statistic of rows, with the percentile interval of resampled rows."""
+    every = [np.arange(size) for size in sizes]
+    value = float(statistic(*every))
+    if min(sizes) < 2 or not np.isfinite(value):
+        return Interval(value, float("nan"), float("nan"))
+    found = stats.bootstrap(
+        every,
+        lambda *rows, axis: statistic(*rows),
+        vectorized=True,
+        n_resamples=num,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    )
+    return Interval(value, *map(float, found.confidence_interval))

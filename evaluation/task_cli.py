@@ -1,6 +1,5 @@
 """`lopt tasks`: what there is to train on, and one task at a closer look."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,11 +81,11 @@ def _list() -> int:
 
 def _show(options: _Tasks) -> int:
     import jax
+    import jax.numpy as jnp
     import numpy as np
 
-    from evaluation.run import loss_curves
-    from lopt.schedules import ScheduledSGD
-    from meta_train.inner_training import InnerTraining
+    from evaluation.baselines import Baseline, Setting
+    from evaluation.runs import Runs, train
     from meta_train.progress import ProgressReport
     from meta_train.run_directory import check_writable
     from tasks.base import Family
@@ -115,16 +114,16 @@ def _show(options: _Tasks) -> int:
     console.print(table)
     console.print(f"{_short(found.flops / 1e6)} MFLOP a step; for {entry.use}.")
     check_writable(options.out, flag="--out")
-    system = InnerTraining(entry.problem, ScheduledSGD())
     rates = np.geomspace(1e-3, 10.0, 9)
+    keys = jax.random.split(jax.random.key(0), 3)
     curves = []
     with ProgressReport("tuning SGD", len(rates)) as progress:
         progress.note("loading and compiling")
-        data, keys = system.load(), jax.random.split(jax.random.key(0), 3)
         for rate in rates:
-            theta = np.full((1, 2), math.log(rate), np.float32)
-            curve = loss_curves(system, data, theta, options.num_steps, keys)
-            curves.append(np.asarray(curve)[0])
+            settings = Setting(jnp.full(3, rate), jnp.zeros(3))
+            runs = Runs(Baseline("sgd"), settings, keys)
+            (found,) = train(entry.problem, options.num_steps, [runs])
+            curves.append(found.train_loss)
             progress.advance(f"learning rate {rate:.3g}")
     means = [c.mean() if np.isfinite(c).all() else np.inf for c in curves]
     best = int(np.argmin(means))

@@ -11,7 +11,11 @@ from lopt.errors import UserError, find, is_for_user
 COMMANDS = {
     "meta-train": ("meta_train.cli:meta_train", "Meta-train a learned optimizer."),
     "export": ("meta_train.cli:export", "Export a run as one optax optimizer."),
-    "evaluate": ("evaluation.cli:evaluate", "Compare an optimizer with tuned Adam."),
+    "evaluate": (
+        "evaluation.cli:evaluate",
+        "Compare optimizers with tuned baselines on tasks they never saw.",
+    ),
+    "report": ("evaluation.cli:report", "Draw the report of an evaluation again."),
     "estimators": (
         "meta_train.cli:estimators",
         "Compare estimators on a preset: bias, variance, cost.",

@@ -112,14 +112,20 @@ class InnerTraining(UnrolledSystem):
         self, theta: Theta, data: Splits, horizon: Horizon, key: PRNGKeyArray
     ) -> InnerTrainingState:
         constants = self.task.draw(jax.random.fold_in(key, 1))
-        params = self._problem(theta, constants).init_params(key)
-        opt_state = self._optimizer(theta, horizon).init(params)
-        return InnerTrainingState(
-            params=params,
-            opt_state=opt_state,
+        state = InnerTrainingState(
+            params=self._problem(theta, constants).init_params(key),
+            opt_state=(),
             horizon=jnp.asarray(horizon, jnp.int32),
             constants=constants,
         )
+        return self.with_optimizer(theta, state)
+
+    def with_optimizer(
+        self, theta: Theta, state: InnerTrainingState
+    ) -> InnerTrainingState:
+        """Lets the optimizer begin at the parameters of `state`."""
+        opt_state = self._optimizer(theta, state.horizon).init(state.params)
+        return state.replace(opt_state=opt_state)
 
     @override
     def sample_input(
@@ -136,13 +142,15 @@ class InnerTraining(UnrolledSystem):
     def step(
         self, theta: Theta, state: InnerTrainingState, x: Splits
     ) -> tuple[InnerTrainingState, Loss]:
+        value, grads, loss = self.gradient(theta, state, x)
+        return self.apply(theta, state, value, grads), loss
+
+    def gradient(
+        self, theta: Theta, state: InnerTrainingState, x: Splits
+    ) -> tuple[Loss, Params, Loss]:
+        """Returns what training lowers, its gradient, and the loss of the system."""
         problem = self._problem(theta, state.constants)
-        optimizer = self._optimizer(theta, state.horizon)
         value, grads = jax.value_and_grad(problem.loss)(state.params, x.train)
-        updates, opt_state = optimizer.update(
-            grads, state.opt_state, state.params, value=value
-        )
-        params = optax.apply_updates(state.params, updates)
         if self.measure == "train-loss" and problem.measure == problem.loss:
             loss = value
         elif self.measure == "train-loss":
@@ -152,7 +160,17 @@ class InnerTraining(UnrolledSystem):
         else:
             assert problem.error is not None
             loss = problem.error(state.params, x.validation)
-        return state.replace(params=params, opt_state=opt_state), loss
+        return value, grads, loss
+
+    def apply(
+        self, theta: Theta, state: InnerTrainingState, value: Loss, grads: Params
+    ) -> InnerTrainingState:
+        """Lets the optimizer take its step."""
+        updates, opt_state = self._optimizer(theta, state.horizon).update(
+            grads, state.opt_state, state.params, value=value
+        )
+        params = optax.apply_updates(state.params, updates)
+        return state.replace(params=params, opt_state=opt_state)
 
     def _optimizer(
         self, theta: Theta, horizon: Horizon

@@ -83,10 +83,12 @@ class ProgressReport:
         values: Mapping[str, float] | None = None,
         *,
         note: str = "",
+        total: int | None = None,
     ) -> None:
         """Moves on to `done`, with the latest `values` or a `note` beside the bar."""
+        self._total = self._total if total is None else total
         note = "  ".join([f"{k} {v:.4g}" for k, v in (values or {}).items()]) or note
-        self._bar.update(self._task, completed=done, note=note)
+        self._bar.update(self._task, completed=done, total=self._total, note=note)
         now = time.monotonic()
         if self.console.is_terminal or (now < self._next_line and done < self._total):
             return

@@ -24,6 +24,7 @@ BLOCKS = [
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_in_the_documentation_runs(block, tmp_path, monkeypatch, key):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     demo = tmp_path / "runs" / "demo"
     demo.mkdir(parents=True)
     optimizer = PerParameterMLP(width=8)

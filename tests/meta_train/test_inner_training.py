@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from evaluation.baselines import Adam
+from evaluation.baselines import Baseline, setting
 from lopt.schedules import ScheduledSGD
 from meta_train.inner_training import InnerTraining
 from meta_train.unroll import unroll
@@ -43,9 +43,9 @@ def test_the_loss_is_taken_on_the_split_that_was_asked_for(measure, key):
 
 
 def test_mistakes_can_be_what_is_lowered(key):
-    system = InnerTraining(TASK, Adam(), "validation-error")
+    system = InnerTraining(TASK, Baseline("adam"), "validation-error")
     data, _, state = start(system, key)
-    losses = unroll(system, data, jnp.asarray(0.01), state, 100, key)[1]
+    losses = unroll(system, data, setting(0.01), state, 100, key)[1]
     shares = np.asarray(losses) * TASK.batch_size
     np.testing.assert_allclose(shares, shares.round(), atol=1e-4)
     assert losses[-10:].mean() < 0.3 < losses[0]

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from evaluation.baselines import Adam
+from evaluation.baselines import Baseline
 from meta_train.estimators import PES
 from meta_train.inner_training import InnerTraining
 from meta_train.outer_optimizer import OuterAdam
@@ -33,7 +33,7 @@ def train(name):
     problem = ZOO[name].problem
     assert isinstance(problem, Family)
     trainer = Trainer(
-        systems=(InnerTraining(problem, Adam()),),
+        systems=(InnerTraining(problem, Baseline("adam")),),
         estimator=PES(Truncation(length=2, horizon=4), num_pairs=4),
         outer_optimizer=OuterAdam(),
         num_outer_steps=2,

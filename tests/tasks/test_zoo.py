@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evaluation.baselines import Adam
+from evaluation.baselines import Baseline, setting
 from meta_train.inner_training import InnerTraining
 from meta_train.unroll import unroll
 from tasks.base import Family, Searchable, UnrolledSystem
@@ -64,10 +64,10 @@ def runner(system, data, num_steps):
 @pytest.mark.parametrize("name", cases(Family))
 def test_adam_lowers_the_loss_of_every_task(name, key):
     family = ZOO[name].problem
-    system = InnerTraining(family, Adam())
+    system = InnerTraining(family, Baseline("adam"))
     run = runner(system, system.load(), 50)
     keys = jax.random.split(key, 2)
-    theta = jnp.asarray(0.01)
+    theta = setting(0.01)
     if isinstance(family, Searchable):
         theta = system.init_theta(key)._replace(optimizer=theta)
     losses = run(theta, keys)

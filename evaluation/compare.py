@@ -1,0 +1,83 @@
+"""One call from optimizers to results: `evaluate({"mine": my_tx}, "quick")`."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lopt
+from evaluation.baselines import KINDS
+from evaluation.cache import Cache, default_folder
+from evaluation.report import plain
+from evaluation.run import Contender, Plan, num_stages, run
+from evaluation.scores import score
+from evaluation.suites import SUITES, Case, missing_data, with_training_cases
+from lopt.errors import UserError, find
+
+
+def evaluate(
+    contenders: Mapping[str, Contender],
+    suite: str | Sequence[Case] = "quick",
+    *,
+    num_seeds: int = 20,
+    num_tuning_seeds: int = 3,
+    seed: int = 0,
+    baselines: Sequence[str] = tuple(KINDS),
+    skip_missing: bool = False,
+    cache: Cache | None = None,
+    on_progress: Callable[[int, int, str], None] = lambda done, total, text: None,
+) -> dict[str, Any]:
+    """Compares optimizers with tuned baselines, and returns what a report is made of.
+
+    Args:
+        contenders: By name, optax transformations, functions from a number of steps to
+            one, pairs of a learned optimizer and its theta, or files that hold both.
+        suite: A name in `SUITES`, or cases of one's own.
+        num_seeds: Runs of each optimizer on each task, new to whoever was trained.
+        num_tuning_seeds: Other runs, on which each setting of a baseline is tried.
+        seed: Fixes them all.
+        baselines: Which, of `KINDS`; Adam is always among them.
+        skip_missing: Whether tasks whose data is not there are left out.
+        cache: Where results are kept between calls; a folder of the user's by default.
+        on_progress: Is told how many stages are done, of how many, and which came last.
+    """
+    if min(num_seeds, num_tuning_seeds) < 1:
+        raise UserError(
+            "`num_seeds` and `num_tuning_seeds` must be at least 1; got "
+            f"{num_seeds} and {num_tuning_seeds}. Try 20 and 3."
+        )
+    named = suite if isinstance(suite, str) else "of one's own"
+    cases = find("suite", suite, SUITES) if isinstance(suite, str) else tuple(suite)
+    cards = {
+        name: lopt.read_card(contender) if isinstance(contender, str | Path) else {}
+        for name, contender in contenders.items()
+    }
+    cases = with_training_cases(cases, list(cards.values()))
+    cases, skipped = _with_data(cases, skip_missing=skip_missing)
+    plan = Plan(num_seeds, num_tuning_seeds, seed, tuple(baselines))
+    total, count = num_stages(len(cases), len(contenders)), itertools.count(1)
+    found = run(
+        contenders,
+        cases,
+        plan,
+        cache or Cache(default_folder()),
+        lambda text: on_progress(next(count), total, text),
+    )
+    results = score(found, plan, named, cards)
+    results["how"]["skipped"] = skipped
+    return plain(results)
+
+
+def _with_data(
+    cases: Sequence[Case], *, skip_missing: bool
+) -> tuple[tuple[Case, ...], list[str]]:
+    """Returns the cases whose data is there, and the names of those left out."""
+    missing = missing_data(cases)
+    kept = tuple(case for case in cases if case.name not in missing)
+    if missing and not (skip_missing and kept):
+        names = ", ".join(missing)
+        hint = ", or leave such tasks out with --skip-missing" if kept else ""
+        raise UserError(
+            f"the data of {names} must be there. {next(iter(missing.values()))}{hint}"
+        )
+    return kept, list(missing)

@@ -1,0 +1,236 @@
+"""From curves to what a report says: plain values, ready for JSON."""
+
+import datetime
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import jax
+import numpy as np
+
+from evaluation import statistics
+from evaluation.baselines import NUM_RATES, RATES_PER_DECADE, SCHEDULES
+from evaluation.run import LONGER, REFERENCE, CaseRuns, Method, Plan
+from evaluation.statistics import Interval
+from evaluation.tuning import METRICS
+
+SCHEMA = 2
+TRAINED = "trained on"
+_TARGET = 0.75
+_MOST_POINTS = 100  # of a curve
+_TAUS = np.linspace(1.0, statistics.LARGEST_TAU, 61)
+
+
+def score(
+    found: Sequence[CaseRuns],
+    plan: Plan,
+    suite: str,
+    cards: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Returns everything that is reported of an evaluation."""
+    cases = [_case(runs) for runs in found]
+    # Tasks that somebody was trained on say nothing about others.
+    others = [i for i, c in enumerate(cases) if c["reason"] != TRAINED]
+    judged = others or list(range(len(cases)))
+    methods, profile = _overall([found[i] for i in judged], [cases[i] for i in judged])
+    return {
+        "schema": SCHEMA,
+        "headlines": [_headline(name, methods[name], cases, judged) for name in cards],
+        "contenders": {name: dict(card) for name, card in cards.items()},
+        "methods": methods,
+        "profile": profile,
+        "cases": cases,
+        "how": {
+            "suite": suite,
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+            **plan._asdict(),
+            "reference": REFERENCE,
+            "longer": LONGER,
+            "learning_rates": f"{NUM_RATES}, {RATES_PER_DECADE} to a decade, and more "
+            "until the best is inside",
+            "schedules": list(SCHEDULES),
+            "judged_on": [cases[i]["label"] for i in judged],
+            "device": jax.devices()[0].device_kind,
+            "python": platform.python_version(),
+            "versions": {n: metadata.version(n) for n in ("lopt", "jax", "optax")},
+        },
+    }
+
+
+def _case(runs: CaseRuns) -> dict[str, Any]:
+    case, reference = runs.case, runs.methods[REFERENCE]
+    envelope = statistics.envelope(runs.longer)
+    target = _target(reference)
+    return {
+        "name": case.name,
+        "label": case.label,
+        "num_steps": case.num_steps,
+        "reason": case.reason,
+        "target": target,
+        "methods": {
+            name: {
+                **_losses(method, reference),
+                **_speed(runs, name, envelope),
+                "steps_to_target": statistics.steps_to(
+                    target, method.curves["final"].train_loss
+                ),
+                "diverged": float(_diverged(method).mean()),
+                "settings": method.settings,
+                "curve": _curve(method.curves["final"].train_loss),
+                "test_curve": _test_curve(method),
+            }
+            for name, method in runs.methods.items()
+        },
+        "tuning": {
+            tuned.name: {
+                "learning_rates": tuned.rates.tolist(),
+                "rounds": tuned.num_rounds,
+                "at_edge": bool(tuned.edges()),
+                **{
+                    metric: dict(zip(SCHEDULES, losses.T.tolist(), strict=True))
+                    for metric, losses in tuned.losses.items()
+                },
+            }
+            for tuned in runs.tuned
+        },
+    }
+
+
+def _values(method: Method) -> dict[str, np.ndarray]:
+    final = method.curves["final"]
+    gone = statistics.is_diverged(final.train_loss)
+    worst = lambda x: np.where(gone | ~np.isfinite(x), np.inf, x)
+    values = {
+        f"{metric}_loss": of(method.curves[metric].train_loss)
+        for metric, of in METRICS.items()
+    }
+    values["test_loss"] = worst(final.test_loss[:, -1])
+    if not np.isnan(final.test_error[:, -1]).all():
+        values["test_error"] = np.where(gone, 1.0, final.test_error[:, -1])
+    return values
+
+
+def _losses(method: Method, reference: Method) -> dict[str, Any]:
+    ours, theirs = _values(method), _values(reference)
+    content: dict[str, Any] = {
+        name: statistics.mean_interval(values) for name, values in ours.items()
+    }
+    for name in ("mean_loss", "final_loss"):
+        content[f"{name}_ratio"] = statistics.ratio_interval(ours[name], theirs[name])
+    return content
+
+
+def _speed(runs: CaseRuns, name: str, envelope: statistics.Envelope) -> dict[str, Any]:
+    method, reference = runs.methods[name], runs.methods[REFERENCE]
+    steps = statistics.speed_up(method.curves["final"].train_loss, envelope)
+    content: dict[str, Any] = {"speed_up": steps}
+    if method.cost is not None and reference.cost and runs.gradient:
+        ms = runs.gradient.ms + method.cost.ms
+        slower = ms / (runs.gradient.ms + reference.cost.ms)
+        content |= {
+            "wall_clock_speed_up": Interval(*(x / slower for x in steps)),
+            "ms": ms,
+            "bytes_per_parameter": method.cost.bytes_per_parameter,
+        }
+    return content
+
+
+def _diverged(method: Method) -> np.ndarray:
+    return statistics.is_diverged(method.curves["final"].train_loss)
+
+
+def _target(reference: Method) -> float:
+    """Returns the loss that the tuned reference has reached after most of its run."""
+    mean = statistics.smooth(reference.curves["final"].train_loss).mean(axis=0)
+    return float(np.minimum.accumulate(mean)[round(_TARGET * (len(mean) - 1))])
+
+
+def _curve(curves: np.ndarray) -> dict[str, Any]:
+    """Returns the mean and the middle 80 % of the smoothed curves, at some steps."""
+    rows = np.unique(np.linspace(0, curves.shape[1] - 1, _MOST_POINTS).astype(int))
+    smoothed = statistics.smooth(curves)[:, rows]
+    smoothed = np.where(np.isfinite(smoothed), smoothed, np.nan)
+    kept = np.isfinite(smoothed).all(axis=0)  # it ends where the first run diverges
+    low, high = np.quantile(smoothed[:, kept], [0.1, 0.9], axis=0)
+    return {
+        "steps": (rows[kept] + 1).tolist(),
+        "mean": smoothed[:, kept].mean(axis=0).tolist(),
+        "low": low.tolist(),
+        "high": high.tolist(),
+    }
+
+
+def _test_curve(method: Method) -> dict[str, Any]:
+    final = method.curves["final"]
+    num_steps, num = final.train_loss.shape[1], final.test_loss.shape[1]
+    return {
+        "steps": [num_steps * (i + 1) // num for i in range(num)],
+        "loss": final.test_loss.mean(axis=0).tolist(),
+        "error": final.test_error.mean(axis=0).tolist(),
+    }
+
+
+def _overall(
+    found: Sequence[CaseRuns], cases: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns what is said of each method over tasks, and the performance profile."""
+    names = list(found[0].methods)
+    finals = {
+        name: [_values(runs.methods[name])["final_loss"] for runs in found]
+        for name in names
+    }
+    # In units of what the reference reaches, so that tasks can be pooled.
+    units = [values.mean() for values in finals[REFERENCE]]
+    pooled = {
+        name: [v / u for v, u in zip(values, units, strict=True)]
+        for name, values in finals.items()
+    }
+    means = np.array([[v.mean() for v in finals[name]] for name in names])
+    times = np.array(
+        [[case["methods"][name]["steps_to_target"] for case in cases] for name in names]
+    )
+    ratios = statistics.performance_ratios(times)
+    areas, ranks = statistics.profile_scores(ratios), statistics.average_ranks(means)
+    methods = {}
+    for i, name in enumerate(names):
+        each = [case["methods"][name] for case in cases]
+        ups = [x["speed_up"].value for x in each]
+        methods[name] = {
+            "is_baseline": bool(found[0].methods[name].settings),
+            "interquartile_mean": statistics.pooled_interquartile_mean(pooled[name]),
+            "probability_of_improvement": statistics.probability_of_improvement(
+                finals[name], finals[REFERENCE]
+            ),
+            "speed_up": float(np.exp(np.mean(np.log(ups)))),
+            "profile_score": float(areas[i]),
+            "average_rank": float(ranks[i]),
+            "diverged": float(np.mean([x["diverged"] for x in each])),
+        }
+    shares = statistics.performance_profile(ratios, _TAUS)
+    profile = dict(zip(names, shares.tolist(), strict=True))
+    return methods, {"taus": _TAUS.tolist(), "shares": profile}
+
+
+def _headline(
+    name: str,
+    overall: Mapping[str, Any],
+    cases: Sequence[Mapping[str, Any]],
+    judged: Sequence[int],
+) -> str:
+    """Says in one sentence whether it helps."""
+    ratios = [cases[i]["methods"][name]["final_loss_ratio"] for i in judged]
+    better = sum(r.high < 1 for r in ratios)
+    worse = sum(r.low > 1 or not math.isfinite(r.value) for r in ratios)
+    seen = [c["reason"] == TRAINED for c in cases]
+    kind = "tasks it was not trained on" if any(seen) else "tasks"
+    text = (
+        f"On {len(judged)} {kind}, {name} ends with a lower loss than tuned Adam on "
+        f"{better}, with a higher one on {worse}, and even on "
+        f"{len(judged) - better - worse}; Adam at the best learning rate of every "
+        f"moment needs {overall['speed_up']:.2g} times its steps to get as far"
+    )
+    if overall["diverged"] > 0:
+        text += f"; {overall['diverged']:.0%} of its runs diverged"
+    return text + "."

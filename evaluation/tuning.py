@@ -1,0 +1,112 @@
+"""Tuning the baselines: a grid that grows until the best is inside it."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from evaluation.baselines import (
+    SCHEDULES,
+    Baseline,
+    Setting,
+    first_rates,
+    further_rates,
+)
+from evaluation.cache import Cache
+from evaluation.runs import Curves, Runs
+from evaluation.statistics import final_losses, mean_losses
+from evaluation.suites import Case
+
+Metric: TypeAlias = Literal["mean", "final"]
+METRICS: dict[Metric, Callable[[np.ndarray], np.ndarray]] = {
+    "mean": mean_losses,
+    "final": final_losses,
+}
+_MOST_ROUNDS = 4
+
+
+class Tuned(NamedTuple):
+    """What tuning a baseline on a task has shown.
+
+    Attributes:
+        name: Of the baseline.
+        rates: All learning rates that were tried, in order.
+        losses: For each metric, the mean over seeds.
+        num_rounds: 1 if the first grid was wide enough.
+    """
+
+    name: str
+    rates: Float[np.ndarray, " rates"]
+    losses: dict[Metric, Float[np.ndarray, "rates schedules"]]
+    num_rounds: int
+
+    def best(self, metric: Metric) -> tuple[float, str]:
+        """Returns the best learning rate and schedule."""
+        rate, schedule = self._where(metric)
+        return float(self.rates[rate]), SCHEDULES[schedule]
+
+    def edges(self) -> list[bool]:
+        """Says on which sides the grid is too short: above or not, for each metric."""
+        last = len(self.rates) - 1
+        found = [self._where(metric)[0] for metric in METRICS]
+        return sorted({rate == last for rate in found if rate in (0, last)})
+
+    def _where(self, metric: Metric) -> tuple[int, int]:
+        losses = self.losses[metric]
+        rate, schedule = np.unravel_index(np.argmin(losses), losses.shape)
+        return int(rate), int(schedule)
+
+
+def tune(
+    case: Case, names: Sequence[str], keys: Key[Array, " seeds"], cache: Cache
+) -> list[Tuned]:
+    """Tries every baseline at every learning rate with every schedule."""
+    rates = {name: [first_rates(name)] for name in names}
+    curves: dict[str, list[Curves]] = {name: [] for name in names}
+    waiting, found = list(names), {}
+    for num_rounds in range(1, _MOST_ROUNDS + 1):
+        groups = [_grid(name, rates[name][-1], keys) for name in waiting]
+        for name, new in zip(
+            waiting, cache.train(case.task, case.num_steps, groups), strict=True
+        ):
+            curves[name].append(new)
+            found[name] = _tuned(name, rates[name], curves[name], len(keys), num_rounds)
+        waiting = [name for name in waiting if found[name].edges()]
+        for name in waiting:
+            above = found[name].edges()[-1]
+            rates[name].append(further_rates(found[name].rates, above=above))
+        if not waiting:
+            break
+    return [found[name] for name in names]
+
+
+def _grid(name: str, rates: np.ndarray, keys: Key[Array, " seeds"]) -> Runs:
+    """Returns a run for each learning rate, schedule and seed, the seed last."""
+    shape = (len(rates), len(SCHEDULES), len(keys))
+    spread = lambda x, axis: np.broadcast_to(
+        np.expand_dims(x, [i for i in range(3) if i != axis]), shape
+    ).ravel()
+    settings = Setting(
+        jnp.asarray(spread(rates, 0), jnp.float32),
+        jnp.asarray(spread(np.arange(len(SCHEDULES)), 1), jnp.float32),
+    )
+    return Runs(Baseline(name), settings, keys[spread(np.arange(len(keys)), 2)])
+
+
+def _tuned(
+    name: str,
+    rates: Sequence[np.ndarray],
+    curves: Sequence[Curves],
+    num_seeds: int,
+    num_rounds: int,
+) -> Tuned:
+    every = np.concatenate(rates)
+    order = np.argsort(every)
+    losses = {}
+    for metric, values in METRICS.items():
+        each = np.concatenate([values(c.train_loss) for c in curves])
+        by_rate = each.reshape(len(every), len(SCHEDULES), num_seeds)
+        losses[metric] = by_rate.mean(axis=2)[order]
+    return Tuned(name, every[order], losses, num_rounds)

@@ -133,7 +133,8 @@ def _draw_test(results: Results) -> Figure:
         for name in _shown(results, case):
             curve = case["methods"][name]["test_curve"]
             losses = [math.nan if x is None else x for x in curve["loss"]]
-            look = _look(results, name) | {"markevery": 1}
+            look = _look(results, name)
+            look["markevery"] = 1
             axis.plot(curve["steps"], losses, label=name, ms=4, **look)
         axis.set(title=f"{case['name']} ({case['reason']})", yscale="log")
         _finish(axis)

@@ -11,6 +11,7 @@ from lopt.errors import UserError, find, is_for_user
 COMMANDS = {
     "meta-train": ("meta_train.cli:meta_train", "Meta-train a learned optimizer."),
     "export": ("meta_train.cli:export", "Export a run as one optax optimizer."),
+    "plot": ("meta_train.plot_cli:plot", "Draw how a run is going."),
     "evaluate": (
         "evaluation.cli:evaluate",
         "Compare optimizers with tuned baselines on tasks they never saw.",

@@ -24,7 +24,7 @@ class MetricsLog:
     ):
         """Opens the log of a run that is at `step`; later lines are dropped."""
         path = config.run_dir / METRICS_FILE
-        kept = [line for line in _lines(path) if line["step"] <= step]
+        kept = [line for line in read_metrics(path) if line["step"] <= step]
         partial = path.with_suffix(".partial")
         partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
         partial.replace(path)
@@ -46,7 +46,7 @@ class MetricsLog:
             self._wandb.finish()
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Returns the whole lines of a metrics file; one cut off by a kill is left out."""
     if not path.exists():
         return []

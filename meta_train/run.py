@@ -26,6 +26,7 @@ from meta_train.config import MetaTrainConfig, read_config, write_config
 from meta_train.final_loss import FinalLoss
 from meta_train.inner_training import InnerTraining
 from meta_train.metrics import MetricsLog
+from meta_train.plot import draw
 from meta_train.progress import ProgressReport
 from meta_train.run_directory import check_writable, held
 from meta_train.trainer import OuterState, Trainer
@@ -111,6 +112,8 @@ def _meta_train(config: MetaTrainConfig) -> None:
         elif exportable(config) and first:
             path = export(config, state, config.run_dir / OPTIMIZER_FILE)
             progress.say(f"Exported to {path}.")
+        if first and config.evaluate_every_steps:
+            progress.say(f"Figure: {draw(config, config.run_dir)}")
 
 
 def resume(
@@ -289,6 +292,12 @@ def export_run(run_dir: Path, path: Path) -> Path:
             f"{run_dir} trained {type(config.systems[0]).__name__}, which is not a "
             "learned optimizer: there is nothing to export."
         )
+    return export(config, restore(config), path)
+
+
+def restore(config: MetaTrainConfig) -> OuterState:
+    """Returns the state of the latest checkpoint of a run, on one device."""
+    run_dir = config.run_dir
     checkpoints = Checkpoints(run_dir / _CHECKPOINTS, print, read_only=True)
     try:
         if checkpoints.latest is None:
@@ -296,13 +305,12 @@ def export_run(run_dir: Path, path: Path) -> Path:
                 f"{run_dir} has no checkpoint yet. Run `lopt meta-train` on it first."
             )
         trainer = make_trainer(config)
-        # On one device: it may have been written on another number of them.
+        # It may have been written on another number of devices.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         template = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
             trainer.shapes(trainer.load()),
         )
-        state = checkpoints.restore(template)
+        return checkpoints.restore(template)
     finally:
         checkpoints.close()
-    return export(config, state, path)

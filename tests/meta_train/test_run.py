@@ -88,6 +88,8 @@ def test_a_run_directory_holds_what_the_readme_says(whole_run):
         "metrics.jsonl",
         "checkpoints",
         "optimizer.safetensors",
+        "progress.png",
+        "progress.svg",
     }
     lines = metric_lines(whole_run)
     assert [line["step"] for line in lines] == sorted(

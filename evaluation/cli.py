@@ -50,11 +50,13 @@ def evaluate(arguments: Sequence[str]) -> int:
         prog="lopt evaluate",
         description="Compare learned optimizers with tuned baselines on unseen runs.",
     )
+    import lopt
     from evaluation import evaluate, report
     from evaluation.baselines import KINDS
     from evaluation.cache import Cache, default_folder
     from evaluation.suites import SUITES
     from lopt.errors import UserError, find
+    from meta_train.config import read_config
     from meta_train.progress import ProgressReport
     from meta_train.run_directory import check_writable
 
@@ -64,6 +66,8 @@ def evaluate(arguments: Sequence[str]) -> int:
             "`lopt evaluate` must be given a run directory or an exported file; got "
             "none. Try lopt evaluate runs/demo."
         )
+    for source in options.sources:  # before anything is written
+        read_config(source) if source.is_dir() else lopt.read_card(source)
     first = options.sources[0]
     out = options.out or (first if first.is_dir() else first.parent) / "evaluation"
     check_writable(out, flag="--out")

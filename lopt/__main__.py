@@ -17,6 +17,10 @@ COMMANDS = {
         "Compare optimizers with tuned baselines on tasks they never saw.",
     ),
     "report": ("evaluation.cli:report", "Draw the report of an evaluation again."),
+    "tune": (
+        "evaluation.tuner_cli:tune",
+        "Compare black-box tuners with meta-training on a preset.",
+    ),
     "estimators": (
         "meta_train.cli:estimators",
         "Compare estimators on a preset: bias, variance, cost.",

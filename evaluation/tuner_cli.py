@@ -1,0 +1,179 @@
+"""`lopt tune`: why not just tune? Black-box tuners beside meta-training."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from rich.table import Table
+
+from lopt.errors import UserError, find
+from meta_train.presets import PRESETS, listing
+
+SCHEMA = 1
+_NUM_POINTS = 10  # of a search, at which what it holds for the best is judged
+
+
+@dataclass(frozen=True)
+class _Tune:
+    tuners: tuple[str, ...] = ()
+    """Which, of random, tpe, gp, halving, hyperband, pbt; all of them by default."""
+    num_episodes: int = 200
+    """Whole episodes that the inner steps of each search would make."""
+    num_repeats: int = 3
+    """Searches by each tuner, from other seeds."""
+    num_runs: int = 16
+    """Fresh episodes that what was found is judged on."""
+    radius: float = 5.0
+    """Half the width of the box that is searched, around the preset's start."""
+    seed: int = 0
+    """Fixes them all."""
+    out: Path | None = None
+    """Directory for figure and numbers; runs/tune/PRESET by default."""
+
+    def __post_init__(self):
+        if min(self.num_episodes, self.num_repeats, self.num_runs) < 1:
+            raise UserError(
+                "`num_episodes`, `num_repeats` and `num_runs` must be at least 1; got "
+                f"{self.num_episodes}, {self.num_repeats} and {self.num_runs}."
+            )
+
+
+def tune(arguments: Sequence[str]) -> int:
+    """Runs `lopt tune PRESET [--tuners NAME ...] [--num-episodes N]`."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: lopt tune PRESET [--flags]\n\npresets:\n{listing()}")
+        print("\n`lopt tune PRESET --help` lists the flags.")
+        return 0 if arguments else 2
+    name, *flags = arguments
+    preset = find("preset", name, PRESETS)
+    options = tyro.cli(
+        _Tune,
+        args=flags,
+        prog=f"lopt tune {name}",
+        description=(
+            "Search for the theta of a preset by its losses alone, and by "
+            "meta-training, at equal numbers of inner steps. The extra `tuners` brings "
+            "Optuna."
+        ),
+    )
+    preset.check_prepared(flags)
+    from evaluation.tuners import TUNERS, MetaTraining, Problem
+    from meta_train.preset_configs import CONFIGS
+    from meta_train.progress import ProgressReport
+    from meta_train.run import make_trainer
+    from meta_train.run_directory import check_writable
+
+    config = CONFIGS[name]
+    if len(config.systems) != 1:
+        raise UserError(
+            f"`lopt tune` must be given a preset with one system; {name} has "
+            f"{len(config.systems)}. Try quadratic-schedule."
+        )
+    tuners = {n: find("tuner", n, TUNERS) for n in options.tuners or TUNERS}
+    estimator = type(config.estimator).__name__
+    searched = {**tuners, estimator: MetaTraining(make_trainer(config))}
+    out = options.out or Path("runs/tune") / name
+    check_writable(out, flag="--out")
+    problem = Problem(config.systems[0], config.horizon, radius=options.radius)
+    found: dict[str, list[dict[str, Any]]] = {n: [] for n in searched}
+    total = len(searched) * options.num_repeats
+    with ProgressReport("tuning", total) as progress:
+        progress.note("loading and compiling")
+        data = problem.system.load()
+        for tuner, search in searched.items():
+            for repeat in range(options.num_repeats):
+                seed = options.seed + repeat
+                history = search.search(
+                    problem, data, options.num_episodes * problem.horizon, seed
+                )
+                found[tuner].append(_judge(problem, data, list(history), options))
+                progress.advance(tuner)
+    content = {
+        "schema": SCHEMA,
+        "preset": name,
+        "num_steps": options.num_episodes * problem.horizon,
+        "tuners": found,
+    }
+    (out / "tune.json").write_text(json.dumps(content, indent=1) + "\n")
+    _draw(out / "tune.png", name, found)
+    progress.console.print(_table(name, options, found))
+    progress.say(f"Figure and numbers: {out / 'tune.png'}, {out / 'tune.json'}")
+    return 0
+
+
+def _judge(problem: Any, data: Any, history: list[Any], options: _Tune) -> Any:
+    """Returns the loss of what was held for the best, on fresh episodes, over time."""
+    import jax
+
+    from evaluation.tuners import episode_losses
+
+    if not history:
+        raise UserError(
+            "`num_episodes` must be enough for a first decision; got "
+            f"{options.num_episodes}. Try {10 * options.num_episodes}."
+        )
+    key = jax.random.fold_in(jax.random.key(options.seed), 2**32 - 6)
+    keys = jax.random.split(key, options.num_runs)
+    rows = np.unique(np.linspace(0, len(history) - 1, _NUM_POINTS).astype(int))
+    kept = [history[i] for i in rows]
+    score = lambda theta: float(
+        episode_losses(problem.system, problem.horizon, data, theta, keys).mean()
+    )
+    losses = [score(each.theta) for each in kept]
+    return {
+        "num_steps": [each.num_steps for each in kept],
+        "losses": [loss if np.isfinite(loss) else None for loss in losses],
+    }
+
+
+def _table(name: str, options: _Tune, found: Mapping[str, Any]) -> Table:
+    from evaluation.statistics import mean_interval
+
+    table = Table(
+        box=None,
+        title=f"{name}: {options.num_episodes} episodes of inner steps each",
+        title_justify="left",
+    )
+    for column in ("tuner", "meta-loss", "95 % interval"):
+        table.add_column(column, justify="left" if column == "tuner" else "right")
+    ends = {
+        tuner: np.array([r["losses"][-1] for r in repeats], float)
+        for tuner, repeats in found.items()
+    }
+    worst = lambda x: np.inf if np.isnan(x).any() else x.mean()
+    for tuner in sorted(ends, key=lambda tuner: worst(ends[tuner])):
+        interval = mean_interval(np.nan_to_num(ends[tuner], nan=np.inf))
+        if not np.isfinite(interval.value):
+            table.add_row(tuner, "diverged", "")
+            continue
+        low, high = interval.low, interval.high
+        spread = "" if np.isnan(low) else f"{low:.4g} to {high:.4g}"
+        table.add_row(tuner, f"{interval.value:.4g}", spread)
+    return table
+
+
+def _draw(path: Path, name: str, found: Mapping[str, Any]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for i, (tuner, repeats) in enumerate(found.items()):
+        losses = np.array([r["losses"] for r in repeats], float)
+        axis.plot(
+            repeats[0]["num_steps"],
+            losses.mean(axis=0),
+            "-" if i == len(found) - 1 else ("--", ":", "-.")[i % 3],
+            marker="osD^vP*X"[i % 8],
+            ms=4,
+            lw=2.2 if i == len(found) - 1 else 1.3,
+            label=tuner,
+        )
+    axis.set(xlabel="inner steps", ylabel="meta-loss of the best so far", title=name)
+    axis.set(xscale="log", yscale="log")
+    axis.legend(frameon=False, fontsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)

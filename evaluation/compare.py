@@ -76,7 +76,7 @@ def _with_data(
     kept = tuple(case for case in cases if case.name not in missing)
     if missing and not (skip_missing and kept):
         names = ", ".join(missing)
-        hint = ", or leave such tasks out with --skip-missing" if kept else ""
+        hint = " Or leave such tasks out, with --skip-missing." if kept else ""
         raise UserError(
             f"the data of {names} must be there. {next(iter(missing.values()))}{hint}"
         )

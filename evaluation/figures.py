@@ -187,7 +187,7 @@ def _draw_generalisation(results: Results) -> Figure:
     axis.set_yticklabels(labels, fontsize=8)
     axis.invert_yaxis()
     axis.set(xlabel="speed-up", xscale="log")
-    axis.set_xticks([0.25, 0.5, 1, 2, 4], ["1/4", "1/2", "1", "2", "4"])
+    axis.set_xticks([0.25, 0.5, 1, 2, 3], ["1/4", "1/2", "1", "2", "3"])
     axis.minorticks_off()
     axis.legend(fontsize=8, frameon=False)
     axis.spines[["top", "right"]].set_visible(False)

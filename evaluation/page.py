@@ -69,6 +69,10 @@ needs at the best constant learning rate of every moment (an oracle, and at most
 {results["how"]["longer"]}); geometric mean. Profile: area under the performance
 profile.</p>
 {"".join(_figure(each) for each in drawn)}
+<h2>Test set</h2>
+{_test_table(results)}
+<p class="note">Loss and accuracy at the end, on batches of the test set; nothing was
+tuned for them.</p>
 <h2>Speed</h2>
 {_speed_table(results)}
 <p class="note">Wall-clock: the speed-up in steps times the time of a step of Adam over
@@ -161,6 +165,20 @@ def _overall_table(results: Results) -> str:
     head = ["optimizer", "rank", "loss", "better than Adam", "speed-up", "profile"]
     head += ["diverged", "ms a step", "bytes a parameter"]
     return _rows(head, rows)
+
+
+def _test_table(results: Results) -> str:
+    names = list(results["methods"])
+    rows = []
+    for case in results["cases"]:
+        row = [_about(case)]
+        for name in names:
+            found = case["methods"][name]
+            error = (found.get("test_error") or {}).get("value")
+            right = "" if error is None else f"{1 - error:.1%} right"
+            row.append(_cell(_interval(found["test_loss"])[0], right))
+        rows.append(row)
+    return _rows(["task", *map(html.escape, names)], rows)
 
 
 def _speed_table(results: Results) -> str:

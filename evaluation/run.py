@@ -25,9 +25,8 @@ from lopt.errors import UserError, find
 from tasks.size import size
 
 REFERENCE = "adam"
-LONGER = 4
+LONGER = 3
 """The reference is trained for so many times as long, to see when it catches up."""
-_MOST_LONGER_SEEDS = 6
 
 Bound: TypeAlias = tuple[LearnedOptimizer, Theta]
 Contender: TypeAlias = (
@@ -199,9 +198,9 @@ def _run_case(
             {metric: t.best(metric) for metric in METRICS},
         )
     done("baselines")
-    longer = _longer(tuned[0].rates, keys[:_MOST_LONGER_SEEDS])
-    (curves,) = cache.train(task, LONGER * num_steps, [longer])
-    losses = curves.train_loss.reshape(len(tuned[0].rates), -1, LONGER * num_steps)
+    rates = tuned[0].constant_rates("final")
+    (curves,) = cache.train(task, LONGER * num_steps, [_longer(rates, keys)])
+    losses = curves.train_loss.reshape(len(rates), -1, LONGER * num_steps)
     done(f"{REFERENCE} for longer")
     return CaseRuns(case, methods, tuned, losses)
 

@@ -61,7 +61,8 @@ def tune(arguments: Sequence[str]) -> int:
         ),
     )
     preset.check_prepared(flags)
-    from evaluation.tuners import TUNERS, MetaTraining, Problem
+    from evaluation.slots import Problem
+    from evaluation.tuners import TUNERS, MetaTraining
     from meta_train.preset_configs import CONFIGS
     from meta_train.progress import ProgressReport
     from meta_train.run import make_trainer
@@ -109,7 +110,7 @@ def _judge(problem: Any, data: Any, history: list[Any], options: _Tune) -> Any:
     """Returns the loss of what was held for the best, on fresh episodes, over time."""
     import jax
 
-    from evaluation.tuners import episode_losses
+    from evaluation.slots import episode_losses
 
     if not history:
         raise UserError(

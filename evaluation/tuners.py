@@ -4,23 +4,20 @@ Every tuner spends its inner steps in a number of slots that are unrolled side b
 a window at a time. A slot whose episode is over, or given up, begins another.
 """
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Key, PRNGKeyArray
 from typing_extensions import override
 
+from evaluation.slots import Problem, Slots
 from lopt.errors import UserError
 from meta_train.trainer import Trainer
-from meta_train.unroll import unroll
-from tasks.base import Data, State, Theta, UnrolledSystem
+from tasks.base import Data, Theta
 
 
 class Found(NamedTuple):
@@ -28,34 +25,6 @@ class Found(NamedTuple):
 
     num_steps: int
     theta: Theta
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A system whose theta is to be found.
-
-    Theta lies in a box around where meta-training would start.
-    """
-
-    system: UnrolledSystem
-    horizon: int
-    """Steps of an episode."""
-    num_windows: int = 10
-    """Of an episode, after each of which a tuner may decide."""
-    radius: float = 5.0
-    """Half the width of the box, in the units of theta."""
-
-    def __post_init__(self):
-        if self.horizon % self.num_windows:
-            raise ValueError(
-                "`horizon` must be a multiple of `num_windows`; got "
-                f"{self.horizon} and {self.num_windows}."
-            )
-
-    @property
-    def window(self) -> int:
-        """Steps that a slot is unrolled at once."""
-        return self.horizon // self.num_windows
 
 
 class Tuner(ABC):
@@ -66,94 +35,6 @@ class Tuner(ABC):
         self, problem: Problem, data: Data, budget: int, seed: int
     ) -> Iterator[Found]:
         """Yields what is best so far, until `budget` inner steps are spent."""
-
-
-class _Slots:
-    """Episodes at different ages, unrolled side by side."""
-
-    def __init__(self, problem: Problem, data: Data, num: int, seed: int):
-        self.problem, self.num, self.num_steps = problem, num, 0
-        self._data, self._count = data, 0
-        self._key = jax.random.fold_in(jax.random.key(seed), 2**32 - 5)
-        start = problem.system.init_theta(jax.random.key(seed))
-        self.center, self.unravel = ravel_pytree(start)
-        self.thetas = np.tile(np.asarray(self.center), (num, 1))
-        self.ages, self.totals = np.zeros(num, int), np.zeros(num)
-        self._states = self._fresh()
-
-    def advance(self) -> Float[np.ndarray, " slots"]:
-        """Unrolls a window of every slot; returns each one's mean loss in it."""
-        keys = jax.random.split(self._next_key(), self.num)
-        self._states, losses = _advance(
-            *(self.problem.system, self.problem.window, self.unravel),
-            *(self._data, jnp.asarray(self.thetas), self._states, keys),
-        )
-        losses = np.nan_to_num(np.asarray(losses, float), nan=np.inf)
-        self.num_steps += self.num * self.problem.window
-        self.ages += 1
-        self.totals += losses
-        return losses
-
-    def restart(self, which: np.ndarray) -> None:
-        """Begins new episodes in some slots, at the theta that they have now."""
-        choose = lambda new, old: jnp.where(
-            jnp.reshape(jnp.asarray(which), (-1,) + (1,) * (new.ndim - 1)), new, old
-        )
-        self._states = jax.tree.map(choose, self._fresh(), self._states)
-        self.ages[which], self.totals[which] = 0, 0.0
-
-    def copy(self, source: np.ndarray) -> None:
-        """Lets every slot go on from where the slot that `source` names is."""
-        self._states = jax.tree.map(lambda x: x[source], self._states)
-        self.thetas = self.thetas[source].copy()
-
-    def clip(self, thetas: np.ndarray) -> np.ndarray:
-        center, radius = np.asarray(self.center), self.problem.radius
-        return np.clip(thetas, center - radius, center + radius)
-
-    def theta(self, values: np.ndarray) -> Theta:
-        return self.unravel(jnp.asarray(values, self.center.dtype))
-
-    def _fresh(self) -> State:
-        keys = jax.random.split(self._next_key(), self.num)
-        return _start(
-            *(self.problem.system, self.problem.horizon, self.unravel),
-            *(self._data, jnp.asarray(self.thetas), keys),
-        )
-
-    def _next_key(self) -> PRNGKeyArray:
-        self._count += 1
-        return jax.random.fold_in(self._key, self._count)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _start(
-    system: UnrolledSystem,
-    horizon: int,
-    unravel: Callable[[Array], Theta],
-    data: Data,
-    thetas: Float[Array, "slots size"],
-    keys: Key[Array, " slots"],
-) -> State:
-    begin = lambda theta, key: system.init_state(unravel(theta), data, horizon, key)
-    return jax.vmap(begin)(thetas, keys)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=5)
-def _advance(
-    system: UnrolledSystem,
-    window: int,
-    unravel: Callable[[Array], Theta],
-    data: Data,
-    thetas: Float[Array, "slots size"],
-    states: State,
-    keys: Key[Array, " slots"],
-) -> tuple[State, Float[Array, " slots"]]:
-    def one(theta, state, key):
-        state, losses = unroll(system, data, unravel(theta), state, window, key)
-        return state, losses.mean()
-
-    return jax.vmap(one)(thetas, states, keys)
 
 
 @dataclass(frozen=True)
@@ -172,7 +53,7 @@ class OptunaTuner(Tuner):
         self, problem: Problem, data: Data, budget: int, seed: int
     ) -> Iterator[Found]:
         study = self._study(problem, seed)
-        slots = _Slots(problem, data, self.num_slots, seed)
+        slots = Slots(problem, data, self.num_slots, seed)
         center, radius = np.asarray(slots.center), problem.radius
         optuna = _optuna()
         box = {
@@ -276,7 +157,7 @@ class PopulationBasedTraining(Tuner):
         self, problem: Problem, data: Data, budget: int, seed: int
     ) -> Iterator[Found]:
         generator = np.random.default_rng(seed)
-        slots = _Slots(problem, data, self.num_slots, seed)
+        slots = Slots(problem, data, self.num_slots, seed)
         spread = generator.uniform(-1, 1, slots.thetas.shape) * problem.radius
         slots.thetas = (slots.thetas + spread).astype(slots.thetas.dtype)
         slots.restart(np.ones(slots.num, bool))
@@ -325,21 +206,3 @@ TUNERS: dict[str, Tuner] = {
     "pbt": PopulationBasedTraining(),
 }
 """Black-box tuners by name."""
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def episode_losses(
-    system: UnrolledSystem,
-    horizon: int,
-    data: Data,
-    theta: Theta,
-    keys: Key[Array, " runs"],
-) -> Float[Array, " runs"]:
-    """Returns the mean losses of fresh episodes at `theta`."""
-
-    def episode(key):
-        key_init, key_unroll = jax.random.split(key)
-        state = system.init_state(theta, data, horizon, key_init)
-        return unroll(system, data, theta, state, horizon, key_unroll)[1].mean()
-
-    return jax.lax.map(episode, keys)

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from evaluation.baselines import (
+    RATES_PER_DECADE,
     SCHEDULES,
     Baseline,
     Setting,
@@ -46,6 +47,15 @@ class Tuned(NamedTuple):
         """Returns the best learning rate and schedule."""
         rate, schedule = self._where(metric)
         return float(self.rates[rate]), SCHEDULES[schedule]
+
+    def constant_rates(self, metric: Metric) -> Float[np.ndarray, " some"]:
+        """Returns the constant learning rates near the best; others are never lowest.
+
+        A decade below it and two thirds of one above.
+        """
+        best = int(np.argmin(self.losses[metric][:, SCHEDULES.index("constant")]))
+        below, above = RATES_PER_DECADE, RATES_PER_DECADE - 1
+        return self.rates[max(best - below, 0) : best + above + 1]
 
     def edges(self) -> list[bool]:
         """Says on which sides the grid is too short: above or not, for each metric."""

@@ -1,13 +1,15 @@
 """Black-box tuners: each spends the same, and finds what there is to find."""
 
+import importlib.util
 import json
 
 import jax
 import numpy as np
 import pytest
 
+from evaluation.slots import Problem, episode_losses
 from evaluation.tuner_cli import tune as command
-from evaluation.tuners import TUNERS, MetaTraining, OptunaTuner, Problem, episode_losses
+from evaluation.tuners import TUNERS, MetaTraining, OptunaTuner
 from lopt.errors import UserError
 from lopt.schedules import ScheduledSGD
 from meta_train.inner_training import InnerTraining
@@ -18,12 +20,11 @@ from tasks.quadratic import RandomQuadratic
 SYSTEM = InnerTraining(RandomQuadratic(dim=4), ScheduledSGD())
 PROBLEM = Problem(SYSTEM, horizon=40)
 BUDGET = 100 * 40
-try:
-    import torch as _torch  # noqa: F401
-except ImportError:
-    NO_TORCH = [pytest.mark.skip(reason="NO TORCH: pip install torch")]
-else:
-    NO_TORCH = []
+NO_TORCH = (
+    [pytest.mark.skip(reason="NO TORCH: pip install torch")]
+    if importlib.util.find_spec("torch") is None
+    else []
+)
 NAMES = [pytest.param(name, marks=NO_TORCH if name == "gp" else []) for name in TUNERS]
 
 

@@ -26,12 +26,6 @@ _VERSIONS = ("lopt", "jax", "jaxlib", "flax", "optax")
 Arrays = TypeVar("Arrays", bound=tuple)
 
 
-def default_folder() -> Path:
-    """Returns where results are kept unless something else is asked for."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(home) / "lopt" / "evaluations"
-
-
 class Cache:
     """A folder of arrays; without one nothing is kept."""
 

@@ -53,9 +53,10 @@ def evaluate(arguments: Sequence[str]) -> int:
     import lopt
     from evaluation import evaluate, report
     from evaluation.baselines import KINDS
-    from evaluation.cache import Cache, default_folder
+    from evaluation.cache import Cache
     from evaluation.suites import SUITES
     from lopt.errors import UserError, find
+    from lopt.folders import cache_folder
     from meta_train.config import read_config
     from meta_train.progress import ProgressReport
     from meta_train.run_directory import check_writable
@@ -82,7 +83,7 @@ def evaluate(arguments: Sequence[str]) -> int:
                 seed=options.seed,
                 baselines=options.baselines or tuple(KINDS),
                 skip_missing=options.skip_missing,
-                cache=Cache(default_folder() if options.cache else None),
+                cache=Cache(cache_folder("evaluations") if options.cache else None),
                 on_progress=lambda done, total, text: progress.update(
                     done, note=text, total=total
                 ),

@@ -7,12 +7,13 @@ from typing import Any
 
 import lopt
 from evaluation.baselines import KINDS
-from evaluation.cache import Cache, default_folder
+from evaluation.cache import Cache
 from evaluation.report import plain
 from evaluation.run import Contender, Plan, num_stages, run
 from evaluation.scores import score
 from evaluation.suites import SUITES, Case, missing_data, with_training_cases
 from lopt.errors import UserError, find
+from lopt.folders import cache_folder
 
 
 def evaluate(
@@ -60,7 +61,7 @@ def evaluate(
         contenders,
         cases,
         plan,
-        cache or Cache(default_folder()),
+        cache or Cache(cache_folder("evaluations")),
         lambda text: on_progress(next(count), total, text),
     )
     results = score(found, plan, named, cards)

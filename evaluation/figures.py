@@ -12,7 +12,10 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 Results = Mapping[str, Any]
 # Told apart without colour too: contenders are solid and thick, baselines are not.
-_STYLES = ("--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 3)))
+_STYLES = (
+    *("--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 3))),
+    (0, (6, 2, 1, 2, 1, 2)),
+)
 _MARKERS = "osD^vP*X"
 
 

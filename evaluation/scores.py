@@ -228,8 +228,8 @@ def _headline(
     text = (
         f"On {len(judged)} {kind}, {name} ends with a lower loss than tuned Adam on "
         f"{better}, with a higher one on {worse}, and even on "
-        f"{len(judged) - better - worse}; Adam at the best learning rate of every "
-        f"moment needs {overall['speed_up']:.2g} times its steps to get as far"
+        f"{len(judged) - better - worse}; Adam at the best constant rate of every "
+        f"moment needs {overall['speed_up']:.2f} times its steps to get as far"
     )
     if overall["diverged"] > 0:
         text += f"; {overall['diverged']:.0%} of its runs diverged"

@@ -131,21 +131,3 @@ def _advance(
         return state, losses.mean()
 
     return jax.vmap(one)(thetas, states, keys)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def episode_losses(
-    system: UnrolledSystem,
-    horizon: int,
-    data: Data,
-    theta: Theta,
-    keys: Key[Array, " runs"],
-) -> Float[Array, " runs"]:
-    """Returns the mean losses of fresh episodes at `theta`."""
-
-    def episode(key):
-        key_init, key_unroll = jax.random.split(key)
-        state = system.init_state(theta, data, horizon, key_init)
-        return unroll(system, data, theta, state, horizon, key_unroll)[1].mean()
-
-    return jax.lax.map(episode, keys)

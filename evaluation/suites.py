@@ -8,7 +8,7 @@ from tasks import datasets
 from tasks.autoencoder import Autoencoder
 from tasks.base import Family, Searchable
 from tasks.mlp import MLP
-from tasks.zoo import KINDS, ZOO
+from tasks.zoo import KINDS, ZOO, check_prepared
 
 
 class Case(NamedTuple):
@@ -109,12 +109,8 @@ def missing_data(cases: Sequence[Case]) -> dict[str, str]:
     """Says of those cases whose data is not there what to do about it."""
     complaints = {}
     for case in cases:
-        problem: Any = case.task
-        while hasattr(problem, "task"):
-            problem = problem.task
         try:
-            if hasattr(problem, "dataset"):
-                datasets.get(problem.dataset).check_prepared()
+            check_prepared(case.task)
         except datasets.DataError as error:
             complaints[case.name] = str(error)
     return complaints

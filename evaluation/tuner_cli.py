@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 from rich.table import Table
 
 from lopt.errors import UserError, find
-from meta_train.presets import PRESETS, listing
+from meta_train import preset_cli
 
 SCHEMA = 1
 _NUM_POINTS = 10  # of a search, at which what it holds for the best is judged
@@ -44,23 +43,13 @@ class _Tune:
 
 def tune(arguments: Sequence[str]) -> int:
     """Runs `lopt tune PRESET [--tuners NAME ...] [--num-episodes N]`."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: lopt tune PRESET [--flags]\n\npresets:\n{listing()}")
-        print("\n`lopt tune PRESET --help` lists the flags.")
-        return 0 if arguments else 2
-    name, *flags = arguments
-    preset = find("preset", name, PRESETS)
-    options = tyro.cli(
+    name, options = preset_cli.parse(
+        "tune",
+        arguments,
         _Tune,
-        args=flags,
-        prog=f"lopt tune {name}",
-        description=(
-            "Search for the theta of a preset by its losses alone, and by "
-            "meta-training, at equal numbers of inner steps. The extra `tuners` brings "
-            "Optuna."
-        ),
+        "Search for the theta of a preset by its losses alone, and by meta-training, "
+        "at equal numbers of inner steps. The extra `tuners` brings Optuna.",
     )
-    preset.check_prepared(flags)
     from evaluation.slots import Problem
     from evaluation.tuners import TUNERS, MetaTraining
     from meta_train.preset_configs import CONFIGS
@@ -76,10 +65,11 @@ def tune(arguments: Sequence[str]) -> int:
         )
     tuners = {n: find("tuner", n, TUNERS) for n in options.tuners or TUNERS}
     estimator = type(config.estimator).__name__
-    searched = {**tuners, estimator: MetaTraining(make_trainer(config))}
+    trainer = make_trainer(config)
+    searched = {**tuners, estimator: MetaTraining(trainer)}
     out = options.out or Path("runs/tune") / name
     check_writable(out, flag="--out")
-    problem = Problem(config.systems[0], config.horizon, radius=options.radius)
+    problem = Problem(trainer.systems[0], config.horizon, radius=options.radius)
     found: dict[str, list[dict[str, Any]]] = {n: [] for n in searched}
     total = len(searched) * options.num_repeats
     with ProgressReport("tuning", total) as progress:
@@ -91,7 +81,9 @@ def tune(arguments: Sequence[str]) -> int:
                 history = search.search(
                     problem, data, options.num_episodes * problem.horizon, seed
                 )
-                found[tuner].append(_judge(problem, data, list(history), options))
+                found[tuner].append(
+                    _judge(trainer, problem, data, list(history), options)
+                )
                 progress.advance(tuner)
     content = {
         "schema": SCHEMA,
@@ -106,11 +98,11 @@ def tune(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _judge(problem: Any, data: Any, history: list[Any], options: _Tune) -> Any:
+def _judge(
+    trainer: Any, problem: Any, data: Any, history: list[Any], options: _Tune
+) -> dict[str, Any]:
     """Returns the loss of what was held for the best, on fresh episodes, over time."""
     import jax
-
-    from evaluation.slots import episode_losses
 
     if not history:
         raise UserError(
@@ -118,11 +110,10 @@ def _judge(problem: Any, data: Any, history: list[Any], options: _Tune) -> Any:
             f"{options.num_episodes}. Try {10 * options.num_episodes}."
         )
     key = jax.random.fold_in(jax.random.key(options.seed), 2**32 - 6)
-    keys = jax.random.split(key, options.num_runs)
     rows = np.unique(np.linspace(0, len(history) - 1, _NUM_POINTS).astype(int))
     kept = [history[i] for i in rows]
     score = lambda theta: float(
-        episode_losses(problem.system, problem.horizon, data, theta, keys).mean()
+        trainer.meta_loss((data,), theta, problem.horizon, options.num_runs, key)[0]
     )
     losses = [score(each.theta) for each in kept]
     return {

@@ -7,7 +7,7 @@ a window at a time. A slot whose episode is over, or given up, begins another.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,10 +41,10 @@ class Tuner(ABC):
 class OptunaTuner(Tuner):
     """A sampler of Optuna, with or without a pruner that gives episodes up."""
 
-    sampler: str
-    """Of `SAMPLERS`."""
-    pruner: str = "none"
-    """Of `PRUNERS`."""
+    sampler: Literal["random", "tpe", "gp"]
+    """Where the next episode is begun."""
+    pruner: Literal["none", "halving", "hyperband"] = "none"
+    """Which episodes are given up early."""
     num_slots: int = 8
     """Episodes that run at the same time."""
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lopt.errors import UserError, find, is_for_user
+from lopt.folders import cache_folder
 
 COMMANDS = {
     "meta-train": ("meta_train.cli:meta_train", "Meta-train a learned optimizer."),
@@ -45,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _keep_programs()
         module, function = target.split(":")
         return getattr(importlib.import_module(module), function)(rest)
+    except SystemExit as ended:  # after help was asked for, or a flag is wrong
+        return ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     except KeyboardInterrupt:
         return 130
     except Exception as error:
@@ -90,8 +93,7 @@ def tune_cpu_compiler() -> None:
 
 def _keep_programs() -> None:
     """Lets a command find what an earlier one has compiled, unless the user chose."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", f"{cache}/lopt/programs")
+    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache_folder("programs")))
     with contextlib.suppress(OSError):  # then there is no cache
         os.makedirs(folder, exist_ok=True)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = folder

@@ -10,6 +10,7 @@ import tyro
 
 from lopt.describe import to_dict
 from lopt.errors import find
+from meta_train import preset_cli
 from meta_train.presets import PRESETS, Measure, listing
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
@@ -125,19 +126,12 @@ class _Estimators:
 
 def estimators(arguments: Sequence[str]) -> int:
     """Runs `lopt estimators PRESET [--lengths 1 10 100]`."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: lopt estimators PRESET [--flags]\n\npresets:\n{listing()}")
-        print("\n`lopt estimators PRESET --help` lists the flags.")
-        return 0 if arguments else 2
-    name, *flags = arguments
-    preset = find("preset", name, PRESETS)
-    options = tyro.cli(
+    name, options = preset_cli.parse(
+        "estimators",
+        arguments,
         _Estimators,
-        args=flags,
-        prog=f"lopt estimators {name}",
-        description="Compare estimators of the outer gradient on a preset's system.",
+        "Compare estimators of the outer gradient on a preset's system.",
     )
-    preset.check_prepared(flags)
     import jax
 
     from meta_train import estimator_report

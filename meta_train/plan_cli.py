@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import tyro
 from rich.table import Table
 
-from lopt.errors import UserError, find
-from meta_train.presets import PRESETS, listing
+from lopt.errors import UserError
+from meta_train import preset_cli
 
 if TYPE_CHECKING:
     from meta_train.plan import Chip, Need
@@ -33,22 +32,13 @@ class _Plan:
 
 def plan(arguments: Sequence[str]) -> int:
     """Runs `lopt plan PRESET --topology v5e:16x16 [--num-pairs N]`."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: lopt plan PRESET [--flags]\n\npresets:\n{listing()}")
-        print("\n`lopt plan PRESET --help` lists the flags.")
-        return 0 if arguments else 2
-    name, *flags = arguments
-    preset = find("preset", name, PRESETS)
-    options = tyro.cli(
+    name, options = preset_cli.parse(
+        "plan",
+        arguments,
         _Plan,
-        args=flags,
-        prog=f"lopt plan {name}",
-        description=(
-            "Compile the step of a preset for a TPU pod, without any TPU, and say what "
-            "it needs. The extra `tpu` brings the compiler."
-        ),
+        "Compile the step of a preset for a TPU pod, without any TPU, and say what "
+        "it needs. The extra `tpu` brings the compiler.",
     )
-    preset.check_prepared(flags)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no chips are looked for
     import jax
 

@@ -1,7 +1,8 @@
 """Names for everything that can be unrolled; a new task is one more line here."""
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+from tasks import datasets
 from tasks.analytic import MatrixFactorisation, Rosenbrock
 from tasks.augmentation import (
     Augmentation,
@@ -181,3 +182,12 @@ KINDS: dict[str, type] = {
     )
 }
 """Everything that a zoo entry can be made of, by its class."""
+
+
+def check_prepared(problem: Family | UnrolledSystem) -> None:
+    """Raises unless the files that an entry needs are there; quick."""
+    inner: Any = problem
+    while hasattr(inner, "task"):
+        inner = inner.task
+    if hasattr(inner, "dataset"):
+        datasets.get(inner.dataset).check_prepared()

@@ -12,7 +12,7 @@ import chex
 import jax
 import pytest
 
-from tasks import datasets
+from tasks import datasets, zoo
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -27,11 +27,8 @@ _CACHE = tempfile.TemporaryDirectory(prefix="lopt-tests-")
 
 def needs_data(problem):
     """Returns the marks of a test that needs the files of a task."""
-    while hasattr(problem, "task"):
-        problem = problem.task
     try:
-        if hasattr(problem, "dataset"):
-            datasets.get(problem.dataset).check_prepared()
+        zoo.check_prepared(problem)
     except datasets.DataError as error:
         return [pytest.mark.skip(reason=f"NO DATA: {error}")]
     return []

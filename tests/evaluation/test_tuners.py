@@ -7,14 +7,18 @@ import jax
 import numpy as np
 import pytest
 
-from evaluation.slots import Problem, episode_losses
+from evaluation.slots import Problem
 from evaluation.tuner_cli import tune as command
 from evaluation.tuners import TUNERS, MetaTraining, OptunaTuner
 from lopt.errors import UserError
 from lopt.schedules import ScheduledSGD
+from meta_train.estimators import PES
 from meta_train.inner_training import InnerTraining
+from meta_train.outer_optimizer import OuterAdam
 from meta_train.preset_configs import CONFIGS
 from meta_train.run import make_trainer
+from meta_train.trainer import Trainer
+from meta_train.truncation import Truncation
 from tasks.quadratic import RandomQuadratic
 
 SYSTEM = InnerTraining(RandomQuadratic(dim=4), ScheduledSGD())
@@ -35,8 +39,8 @@ def test_a_tuner_beats_where_it_starts_and_spends_what_it_may(name, key):
     spent = [found.num_steps for found in history]
     assert spent == sorted(spent)
     assert BUDGET - 8 * PROBLEM.window < spent[-1] <= BUDGET
-    keys = jax.random.split(key, 8)
-    loss = lambda theta: episode_losses(SYSTEM, 40, data, theta, keys).mean()
+    trainer = Trainer((SYSTEM,), PES(Truncation(10, 40)), OuterAdam(), 1)
+    loss = lambda theta: trainer.meta_loss((data,), theta, 40, 8, key)[0]
     start = SYSTEM.init_theta(jax.random.key(0))
     assert loss(history[-1].theta) < 0.5 * loss(start)
     assert np.abs(history[-1].theta - start).max() <= PROBLEM.radius + 1e-5

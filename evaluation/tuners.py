@@ -111,7 +111,10 @@ class OptunaTuner(Tuner):
             ),
         }
         return optuna.create_study(
-            sampler=samplers[self.sampler](), pruner=pruners[self.pruner]()
+            # Hyperband shares out trials by it: a random name gives other results.
+            study_name="lopt",
+            sampler=samplers[self.sampler](),
+            pruner=pruners[self.pruner](),
         )
 
 

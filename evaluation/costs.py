@@ -15,7 +15,7 @@ from meta_train.inner_training import InnerTraining, InnerTrainingState, Splits
 from tasks.base import Family
 
 _STEPS_AT_ONCE = 10  # in one program, so that calling it does not count
-_SECONDS = 0.3
+_SECONDS = 0.15
 
 
 class Cost(NamedTuple):

@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -143,13 +143,22 @@ def run(
     # Two at a time: much of the work is compiling, which keeps one core busy.
     pool = ThreadPoolExecutor(2)
     try:
-        found = list(pool.map(one, cases))
+        # The longest first, so that no core is left alone with one in the end.
+        longest = sorted(range(len(cases)), key=lambda i: -_work(cases[i]))
+        begun = {i: pool.submit(one, cases[i]) for i in longest}
+        for done in wait(begun.values(), return_when=FIRST_EXCEPTION).done:
+            done.result()
+        found = [begun[i].result() for i in range(len(cases))]
         return _with_costs(found, bound, cache, pool, report)
     except BaseException:
         stop.set()  # what is being computed is kept, and nothing else is begun
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _work(case: Case) -> float:
+    return case.num_steps * np.nan_to_num(size(case.task).flops)
 
 
 def bind(contender: Contender) -> Callable[[int], Bound]:

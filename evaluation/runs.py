@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 from optax import contrib
 
 from evaluation.baselines import Fixed
@@ -65,11 +65,11 @@ def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
         chosen = [(g.thetas, g.keys, r) for g, r in zip(groups, rows, strict=True)]
         thetas = tuple(jax.tree.map(lambda x, r=r: x[r], t) for t, _, r in chosen)
         keys = jnp.stack([k[r] for _, k, r in chosen])
-        states, keys = _start(task, optimizers, num_steps, data, thetas, keys)
-        stretches = []
-        for keys_stretch in jnp.split(keys, num_steps // stretch_length(num_steps)):
+        states, keys = _start(task, optimizers, data, thetas, keys, np.int32(num_steps))
+        stretches, length = [], stretch_length(num_steps)
+        for first in range(0, num_steps, length):
             states, curves = _stretch(
-                task, optimizers, data, thetas, states, keys_stretch
+                task, optimizers, length, data, thetas, states, keys, np.int32(first)
             )
             stretches.append(curves)
         join = lambda *x: np.concatenate(jax.device_get(x), axis=-1)
@@ -93,16 +93,16 @@ def runs_at_once(task: Family) -> int:
     return int(np.clip(room / max(flops, 1.0), 1, _MOST_AT_ONCE))
 
 
-@functools.partial(jax.jit, static_argnames=("task", "optimizers", "num_steps"))
+@functools.partial(jax.jit, static_argnames=("task", "optimizers"))
 def _start(
     task: Family,
     optimizers: tuple[LearnedOptimizer, ...],
-    num_steps: int,
     data: Splits,
     thetas: tuple[Theta, ...],
     keys: Key[Array, "optimizers runs"],
-) -> tuple[tuple[InnerTrainingState, ...], Key[Array, "steps all"]]:
-    """Returns the states before the first step, and the keys of all steps."""
+    num_steps: Int[Array, ""],
+) -> tuple[tuple[InnerTrainingState, ...], Key[Array, " all"]]:
+    """Returns the states before the first step, and a key for the steps of each."""
     num = keys.shape[1]
     split = jax.vmap(jax.random.split)(keys.reshape(-1))
     start = jax.vmap(_bare(task).init_state, (None, None, None, 0))
@@ -113,29 +113,33 @@ def _start(
         )
         for i, (optimizer, theta) in enumerate(zip(optimizers, thetas, strict=True))
     )
-    of_steps = jax.vmap(lambda key: jax.random.split(key, num_steps))(split[:, 1])
-    return states, of_steps.T
+    return states, split[:, 1]
 
 
 @functools.partial(
-    jax.jit, static_argnames=("task", "optimizers"), donate_argnames="states"
+    jax.jit,
+    static_argnames=("task", "optimizers", "length"),
+    donate_argnames="states",
 )
 def _stretch(
     task: Family,
     optimizers: tuple[LearnedOptimizer, ...],
+    length: int,
     data: Splits,
     thetas: tuple[Theta, ...],
     states: tuple[InnerTrainingState, ...],
-    keys: Key[Array, "steps all"],
+    keys: Key[Array, " all"],
+    first: Int[Array, ""],
 ) -> tuple[tuple[InnerTrainingState, ...], Curves]:
     # All gradients are taken together, whatever the optimizer: that is most of what
     # there is to compile.
     systems = [InnerTraining(task, optimizer) for optimizer in optimizers]
-    bare, num = _bare(task), keys.shape[1] // len(optimizers)
+    bare, num = _bare(task), keys.shape[0] // len(optimizers)
 
-    def step(states, keys):
+    def step(states, i):
         together = _together(states)
-        x = jax.vmap(bare.sample_input, (None, 0, 0))(data, together, keys)
+        now = jax.vmap(lambda key: jax.random.fold_in(key, first + i))(keys)
+        x = jax.vmap(bare.sample_input, (None, 0, 0))(data, together, now)
         found = jax.vmap(bare.gradient, (None, 0, 0))((), together, x)
         parts = [_part(found, i, num) for i in range(len(systems))]
         states = tuple(
@@ -146,7 +150,7 @@ def _stretch(
         )
         return states, found[2]
 
-    states, losses = jax.lax.scan(step, states, keys)
+    states, losses = jax.lax.scan(step, states, jnp.arange(length))
     measure = functools.partial(_measure, task, data.validation)
     tested = jax.vmap(measure)(_together(states, read=True))
     shape = lambda x: x.reshape(-1, len(systems), num).transpose(1, 2, 0)

@@ -45,7 +45,10 @@ class Stored(NamedTuple):
 
     def take(self, rows: Int[Array, " batch"]) -> Examples:
         """Returns some of the examples, cast and normalised."""
-        inputs = self.inputs[rows].astype(jnp.float32)
+        # As vectors: a CPU picks rows of images fifteen times as slowly.
+        vectors = self.inputs.reshape(self.inputs.shape[0], -1)[rows]
+        shape = (*rows.shape, *self.inputs.shape[1:])
+        inputs = vectors.reshape(shape).astype(jnp.float32)
         return Examples((inputs - self.center) / self.spread, self.labels[rows])
 
     def whole(self) -> Examples:

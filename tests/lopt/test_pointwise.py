@@ -1,72 +1,109 @@
-"""The MLP that optimizers apply to every parameter: one function, two forms."""
+"""Functions of every parameter alone: one definition, computed in several ways."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lopt.pointwise import pointwise_mlp
+from lopt import pointwise as module
+from lopt.pointwise import multiply, multiply_but_last, pointwise, write_out
 
-NUM_ROWS, NUM_COLUMNS, NUM_BATCH = 3, 5, 4
+SHAPE, NUM_BATCH = (5, 9), 4
 
 
-def make(key, *batch):
-    """Returns rows and layers, narrow enough to be written out."""
+def function(apply, arrays, weights):
+    first, second = apply([*arrays, arrays[0] * arrays[1]], weights)
+    return first * jnp.exp(0.1 * second)
+
+
+def make(key, *batch, width=4):
+    """Returns arrays, some of them constant along rows or columns, and layers."""
     draw = lambda i, *shape: jax.random.normal(jax.random.fold_in(key, i), shape)
-    rows = [draw(i, *batch, NUM_COLUMNS) for i in range(NUM_ROWS)]
-    sizes = [(NUM_ROWS, 4), (4, 4), (4, 2)]
-    return rows, [
-        (draw(10 + i, *batch, *size), draw(20 + i, *batch, size[1]))
+    shapes = [SHAPE, (1, SHAPE[1]), (SHAPE[0], 1), SHAPE]
+    arrays = [draw(i, *batch, *shape) for i, shape in enumerate(shapes)]
+    sizes = [(5, width), (width, width), (width, 2)]
+    return arrays, [
+        (draw(10 + i, *batch, *size) / size[0] ** 0.5, draw(20 + i, *batch, size[1]))
         for i, size in enumerate(sizes)
     ]
 
 
-def plain(rows, layers):
-    x = jnp.stack(rows)
+def plain(arrays, layers):
+    whole = [jnp.broadcast_to(x, SHAPE).reshape(-1) for x in arrays]
+    x = jnp.stack([*whole, whole[0] * whole[1]])
     for i, (kernel, bias) in enumerate(layers):
         x = kernel.T @ (jax.nn.relu(x) if i else x) + bias[:, None]
-    return list(x)
+    return (x[0] * jnp.exp(0.1 * x[1])).reshape(SHAPE)
 
 
-def assert_same(ours, theirs):
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+ours = functools.partial(pointwise, function)
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(params=["narrow", "wide"], autouse=True)
+def width(request, monkeypatch):
+    """Narrow layers are written out; wide ones go over the tensor in blocks of 7."""
+    monkeypatch.setattr(module, "_SMALL_BLOCK", 7)
+    jax.clear_caches()
+    return {"narrow": 4, "wide": 17}[request.param]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_narrow_layers_are_layers(compiled, key):
-    function = jax.jit(pointwise_mlp) if compiled else pointwise_mlp
-    assert_same(function(*make(key)), plain(*make(key)))
+def test_it_is_its_definition(compiled, width, key):
+    call = jax.jit(ours) if compiled else ours
+    assert_same(call(*make(key, width=width)), plain(*make(key, width=width)))
+
+
+@pytest.mark.parametrize("apply", [multiply, multiply_but_last, write_out])
+def test_layers_are_the_same_however_they_are_applied(apply, width, key):
+    arrays, layers = make(key, width=width)
+    assert_same(function(apply, arrays, layers), plain(arrays, layers))
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (0, None), (None, 0)])
-def test_they_can_be_batched_over_rows_and_over_weights(axes, key):
+def test_it_can_be_batched_over_arrays_and_over_weights(axes, width, key):
     arguments = [
-        make(key, *([NUM_BATCH] if axis == 0 else []))[i] for i, axis in enumerate(axes)
+        make(key, *([NUM_BATCH] if axis == 0 else []), width=width)[i]
+        for i, axis in enumerate(axes)
     ]
-    ours, theirs = (jax.vmap(f, axes) for f in (pointwise_mlp, plain))
-    assert_same(jax.jit(ours)(*arguments), theirs(*arguments))
+    batched, expected = (jax.vmap(f, axes) for f in (ours, plain))
+    assert_same(jax.jit(batched)(*arguments), expected(*arguments))
     twice = [jax.tree.map(lambda x: jnp.stack([x, 2 * x]), a) for a in arguments]
-    assert_same(jax.jit(jax.vmap(ours))(*twice), jax.vmap(theirs)(*twice))
+    assert_same(jax.jit(jax.vmap(batched))(*twice), jax.vmap(expected)(*twice))
 
 
-def test_they_have_derivatives_of_every_order(key):
-    arguments = make(key)
-    loss = lambda f: lambda *a: sum(jnp.sum(jnp.sin(row)) for row in f(*a))
-    ours, theirs = (jax.grad(loss(f), argnums=(0, 1)) for f in (pointwise_mlp, plain))
-    assert_same(jax.jit(ours)(*arguments), theirs(*arguments))
-    tangents = make(jax.random.fold_in(key, 1))
-    ours, theirs = (jax.jvp(g, arguments, tangents) for g in (ours, theirs))
-    assert_same(ours, theirs)
+def test_it_has_derivatives_of_every_order(width, key):
+    arguments = make(key, width=width)
+    loss = lambda f: lambda *a: jnp.sum(jnp.sin(f(*a)))
+    grad, expected = (jax.grad(loss(f), argnums=(0, 1)) for f in (ours, plain))
+    assert_same(jax.jit(grad)(*arguments), expected(*arguments))
+    tangents = make(jax.random.fold_in(key, 1), width=width)
+    twice, expected = (jax.jvp(g, arguments, tangents) for g in (grad, expected))
+    assert_same(twice, expected)
 
 
-def test_they_are_one_operation_until_they_are_compiled(key):
-    narrow = jax.make_jaxpr(pointwise_mlp)(*make(key))
-    assert len(narrow.eqns) == 1
-    lowered = jax.jit(pointwise_mlp).lower(*make(key))
-    assert "dot_general" not in lowered.as_text()
-    elsewhere = (
-        jax.jit(pointwise_mlp).trace(*make(key)).lower(lowering_platforms=("tpu",))
-    )
-    assert "dot_general" in elsewhere.as_text()
+def test_how_it_is_computed_is_chosen_when_it_is_compiled(width, key):
+    arguments = make(key, width=width)
+    assert len(jax.make_jaxpr(ours)(*arguments).eqns) == 1
+    text = jax.jit(ours).lower(*arguments).as_text()
+    assert ("dot_general" in text, "while" in text) == (width > 4, width > 4)
+    lowered = jax.jit(ours).trace(*arguments).lower(lowering_platforms=("tpu",))
+    assert "dot_general" in lowered.as_text()
+    assert "while" not in lowered.as_text()
+
+
+def test_what_is_sharded_is_not_gathered_by_a_loop(width, key):
+    if jax.device_count() == 1:
+        pytest.skip("needs several devices")
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    sharding = jax.NamedSharding(mesh, jax.P())
+    arguments = jax.device_put(make(key, width=width), sharding)
+    assert "while" not in jax.jit(ours).lower(*arguments).as_text()
+    assert_same(jax.jit(ours)(*arguments), plain(*arguments))

@@ -1,0 +1,241 @@
+"""From rules for single tensors to optax: trees, dtypes, the clock, clear errors."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PyTree
+from typing_extensions import override
+
+from lopt.base import LearnedOptimizer, NumSteps, Theta
+from lopt.errors import UserError
+
+TensorState: TypeAlias = PyTree[Array]
+
+
+class Clock(NamedTuple):
+    """When an update happens.
+
+    Attributes:
+        step: Updates taken before it; past the horizon it stands still.
+        num_steps: The horizon.
+        loss: What the caller passed as `value`, if anything.
+    """
+
+    step: Int[Array, ""]
+    num_steps: Float[Array, ""]
+    loss: Float[Array, ""] | None
+
+    @property
+    def progress(self) -> Float[Array, ""]:
+        """Returns the share of the run that is over, below one."""
+        return self.step.astype(jnp.float32) / self.num_steps
+
+
+class Tensor(NamedTuple):
+    """One tensor of the parameters, as rules see it: never of rank zero.
+
+    Attributes:
+        grad: Its gradient.
+        param: Its value; none if the rule does not read it and it was not given.
+        state: What `init_tensor` returned, or the last update.
+    """
+
+    grad: Float[Array, "..."]
+    param: Float[Array, "..."] | None
+    state: TensorState
+
+
+class LearnedState(NamedTuple):
+    """State of a learned optimizer.
+
+    Attributes:
+        count: Updates taken.
+        tensors: The state of a tensor, every leaf of it a tree like the parameters.
+        shared: What belongs to no single tensor.
+    """
+
+    count: Int[Array, ""]
+    tensors: Any
+    shared: Any
+
+
+class TensorOptimizer(LearnedOptimizer):
+    """Sees the parameters as a list of tensors; trees and dtypes are seen to here."""
+
+    reads_params: ClassVar[bool] = True
+    """Whether `update` must be given the parameters."""
+    reads_loss: ClassVar[bool] = False
+    """Whether `update` must be given the loss, as `value`."""
+
+    @abstractmethod
+    def init_tensor(self, param: Float[Array, "..."]) -> TensorState:
+        """Returns the state of one tensor before the first update."""
+
+    @abstractmethod
+    def init_shared(self, num_tensors: int) -> PyTree[Array]:
+        """Returns what the tensors share before the first update."""
+
+    @abstractmethod
+    def update_tensors(
+        self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
+    ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
+        """Returns each tensor's step and new state, and what they share."""
+
+    @override
+    def as_optax(
+        self, theta: Theta, num_steps: NumSteps
+    ) -> optax.GradientTransformationExtraArgs:
+        def init(params):
+            _check_floating(params)
+            leaves, treedef = _flatten(params)
+            structure = jax.tree.structure(self._like(jnp.zeros(1, jnp.float32)))
+            states = [
+                [None] * structure.num_leaves
+                if leaf is None
+                else jax.tree.leaves(self.init_tensor(_vector(leaf)))
+                for leaf in leaves
+            ]
+            num_tensors = sum(leaf is not None for leaf in leaves)
+            return LearnedState(
+                count=jnp.zeros((), jnp.int32),
+                tensors=_gather(states, treedef, structure),
+                shared=self.init_shared(num_tensors),
+            )
+
+        def update(updates, state, params=None, *, value=None, **extra_args):
+            del extra_args
+            if params is None and self.reads_params:
+                raise UserError(
+                    f"{type(self).__name__} reads the parameters, but got none: call "
+                    "`update(grads, state, params)`."
+                )
+            if value is None and self.reads_loss:
+                raise UserError(
+                    f"{type(self).__name__} reads the loss, but got none: call "
+                    "`update(grads, state, params, value=loss)`."
+                )
+            clock = _clock(state.count, num_steps, value)
+            leaves, treedef = _flatten(updates)
+            values = _align(treedef, params) if params is not None else leaves
+            states, structure = self._scatter(treedef, state.tensors, leaves)
+            live = [
+                i
+                for i, leaf in enumerate(leaves)
+                if leaf is not None and jnp.size(leaf)
+            ]
+            tensors = [
+                Tensor(
+                    _vector(leaves[i]).astype(jnp.float32),
+                    None if params is None else _vector(values[i]).astype(jnp.float32),
+                    jax.tree.unflatten(structure, states[i]),
+                )
+                for i in live
+            ]
+            results, shared = self.update_tensors(theta, tensors, state.shared, clock)
+            for i, (step, tensor_state) in zip(live, results, strict=True):
+                like = jnp.asarray(leaves[i])
+                leaves[i] = step.reshape(like.shape).astype(like.dtype)
+                states[i] = jax.tree.leaves(tensor_state)
+            return treedef.unflatten(leaves), LearnedState(
+                count=optax.safe_increment(state.count),  # pyright: ignore
+                tensors=_gather(states, treedef, structure),
+                shared=shared,
+            )
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def _like(self, param: Any) -> Any:
+        """Returns the shapes of the state of a tensor, at no cost."""
+        return jax.eval_shape(self.init_tensor, param)
+
+    def _scatter(self, treedef: Any, trees: Any, leaves: Sequence[Any]) -> Any:
+        """Returns the leaves of each tensor's state, checked, and their structure."""
+        structure = jax.tree.structure(self._like(jnp.zeros(1, jnp.float32)))
+        columns = [_align(treedef, t) for t in structure.flatten_up_to(trees)]
+        states = [[column[i] for column in columns] for i in range(len(leaves))]
+        for leaf, state in zip(leaves, states, strict=True):
+            if leaf is None:
+                continue
+            shape = jax.ShapeDtypeStruct(jnp.shape(leaf) or (1,), jnp.float32)
+            expected = [x.shape for x in jax.tree.leaves(self._like(shape))]
+            if expected != [jnp.shape(x) for x in state]:
+                raise UserError(
+                    "gradients must have the shapes of the parameters that `init` was "
+                    f"given; got one of shape {jnp.shape(leaf)} whose state has the "
+                    f"shapes {[jnp.shape(x) for x in state]} instead of {expected}. "
+                    "Call `init` again when the parameters change."
+                )
+        return states, structure
+
+
+class PerTensorOptimizer(TensorOptimizer):
+    """Treats every tensor alone: a new one of these is a network and two methods."""
+
+    @abstractmethod
+    def update_tensor(
+        self, theta: Theta, tensor: Tensor, clock: Clock
+    ) -> tuple[Array, TensorState]:
+        """Returns the step of one tensor, to be added to it, and its new state."""
+
+    @override
+    def init_shared(self, num_tensors: int) -> PyTree[Array]:
+        return ()
+
+    @override
+    def update_tensors(
+        self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
+    ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
+        return [self.update_tensor(theta, tensor, clock) for tensor in tensors], ()
+
+
+def _clock(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> Clock:
+    total = jnp.maximum(jnp.asarray(num_steps, jnp.float32), 1.0)
+    last = jnp.asarray(total, jnp.int32) - 1
+    loss = None if value is None else jnp.asarray(value, jnp.float32)
+    return Clock(jnp.minimum(count, last), total, loss)
+
+
+def _check_floating(params: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        dtype = jnp.result_type(leaf)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise UserError(
+                "parameters must be real floating-point numbers; got "
+                f"{dtype} at {jax.tree_util.keystr(path) or 'the only leaf'}. Try "
+                "`optax.masked`, which leaves such leaves out."
+            )
+
+
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    # A `None` is a leaf, so that gradients may lack what the parameters have.
+    return jax.tree.flatten(tree, is_leaf=lambda x: x is None)
+
+
+def _align(treedef: Any, tree: Any) -> list[Any]:
+    """Returns the leaves of `tree`, which must be like another one."""
+    try:
+        return treedef.flatten_up_to(tree)
+    except ValueError as error:
+        raise UserError(
+            "gradients, parameters and state must be trees of the same structure; "
+            f"{error}. Call `init` again when the parameters change."
+        ) from error
+
+
+def _gather(states: Sequence[Sequence[Any]], treedef: Any, structure: Any) -> Any:
+    """Turns states of tensors into trees like the parameters, one for each leaf."""
+    columns = [
+        treedef.unflatten([state[i] for state in states])
+        for i in range(structure.num_leaves)
+    ]
+    return structure.unflatten(columns)
+
+
+def _vector(leaf: Any) -> Array:
+    """Returns a leaf as an array; a scalar as a vector of length one."""
+    array = jnp.asarray(leaf)
+    return array.reshape(1) if array.ndim == 0 else array

@@ -26,8 +26,8 @@ class Setting(NamedTuple):
         cosine: 1 if it falls to nothing along half a cosine, 0 if it is constant.
     """
 
-    learning_rate: Float[Array, "..."]
-    cosine: Float[Array, "..."]
+    learning_rate: Float[Array | np.ndarray, "..."]
+    cosine: Float[Array | np.ndarray, "..."]
 
 
 class Kind(NamedTuple):
@@ -36,10 +36,12 @@ class Kind(NamedTuple):
     Attributes:
         make: Takes a learning rate, or a schedule, and returns it.
         lowest: Logarithm to base ten of the first learning rate that is tried.
+        is_pointwise: Whether it treats every parameter alone, whatever its tensor.
     """
 
     make: Callable[[Any], optax.GradientTransformation]
     lowest: float
+    is_pointwise: bool = True
 
 
 KINDS: dict[str, Kind] = {
@@ -49,7 +51,7 @@ KINDS: dict[str, Kind] = {
     "adamw": Kind(optax.adamw, -4.0),
     "nadamw": Kind(optax.nadamw, -4.0),
     "lion": Kind(optax.lion, -4.5),
-    "muon": Kind(contrib.muon, -3.5),
+    "muon": Kind(contrib.muon, -3.5, is_pointwise=False),
     "schedule-free": Kind(contrib.schedule_free_adamw, -3.5),
 }
 
@@ -63,6 +65,11 @@ class Baseline(LearnedOptimizer):
 
     def __post_init__(self):
         find("baseline", self.name, KINDS)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether a vector of all parameters is the same to it as their tensors."""
+        return KINDS[self.name].is_pointwise
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Setting:

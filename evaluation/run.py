@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Float, Key
@@ -17,7 +16,7 @@ import lopt
 from evaluation.baselines import KINDS, Baseline, Fixed, Setting, setting
 from evaluation.cache import Cache, name_of
 from evaluation.costs import Cost, Timer, prepare_gradient, prepare_update
-from evaluation.runs import Curves, Runs
+from evaluation.runs import Curves, Runs, choose
 from evaluation.suites import Case
 from evaluation.tuning import METRICS, Metric, Tuned, tune
 from lopt.base import LearnedOptimizer, Theta
@@ -216,7 +215,7 @@ def _run_case(
 
 def _same(optimizer: LearnedOptimizer, theta: Theta, keys: Key[Array, " n"]) -> Runs:
     """Returns a run for each key, all with the same theta."""
-    repeat = lambda x: jnp.broadcast_to(x, (len(keys), *jnp.shape(x)))
+    repeat = lambda x: np.broadcast_to(x, (len(keys), *np.shape(x)))
     return Runs(optimizer, jax.tree.map(repeat, theta), keys)
 
 
@@ -224,15 +223,19 @@ def _judged(tuned: Tuned, keys: Key[Array, " n"]) -> Runs:
     """Returns runs of a baseline at its best settings, one metric after the other."""
     optimizer = Baseline(tuned.name)
     each = [_same(optimizer, setting(*tuned.best(metric)), keys) for metric in METRICS]
-    thetas = jax.tree.map(lambda *x: jnp.concatenate(x), *(g.thetas for g in each))
-    return Runs(optimizer, thetas, jnp.concatenate([keys] * len(each)))
+    thetas = jax.tree.map(lambda *x: np.concatenate(x), *(g.thetas for g in each))
+    return Runs(optimizer, thetas, _repeated(keys, len(each)))
 
 
 def _longer(rates: np.ndarray, keys: Key[Array, " n"]) -> Runs:
     """Returns runs of the reference at each learning rate, constant, from each key."""
-    every = jnp.asarray(np.repeat(rates, len(keys)), jnp.float32)
-    settings = Setting(every, jnp.zeros_like(every))
-    return Runs(Baseline(REFERENCE), settings, jnp.concatenate([keys] * len(rates)))
+    every = np.repeat(rates, len(keys)).astype(np.float32)
+    settings = Setting(every, np.zeros_like(every))
+    return Runs(Baseline(REFERENCE), settings, _repeated(keys, len(rates)))
+
+
+def _repeated(keys: Key[Array, " n"], num: int) -> Key[Array, " all"]:
+    return choose(keys, np.tile(np.arange(len(keys)), num))
 
 
 def _with_costs(

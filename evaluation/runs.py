@@ -1,18 +1,21 @@
 """Many inner runs at once: the one program that tuning and evaluation are made of."""
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int, Key
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from optax import contrib
+from typing_extensions import override
 
-from evaluation.baselines import Fixed
-from lopt.base import LearnedOptimizer, Theta
+from evaluation.baselines import Baseline, Fixed
+from lopt.base import LearnedOptimizer, NumSteps, Theta
 from meta_train.inner_training import InnerTraining, InnerTrainingState, Splits
 from tasks.base import Data, Family, Loss, Params
 from tasks.size import size
@@ -22,6 +25,9 @@ _NUM_TEST_BATCHES = 4
 _MOST_AT_ONCE = 20
 # FLOP of a step, over all runs of one optimizer at once. More does not help a CPU.
 _CPU_FLOPS_AT_ONCE, _FLOPS_AT_ONCE = 1e8, 1e11
+
+
+Unravel: TypeAlias = Callable[[Float[Array, " size"]], Params]
 
 
 class Runs(NamedTuple):
@@ -62,10 +68,10 @@ def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
             np.minimum(np.arange(start, start + at_once), len(group.keys) - 1)
             for group in groups
         ]
-        chosen = [(g.thetas, g.keys, r) for g, r in zip(groups, rows, strict=True)]
-        thetas = tuple(jax.tree.map(lambda x, r=r: x[r], t) for t, _, r in chosen)
-        keys = jnp.stack([k[r] for _, k, r in chosen])
-        states, keys = _start(task, optimizers, data, thetas, keys, np.int32(num_steps))
+        chosen = [_rows(group, r) for group, r in zip(groups, rows, strict=True)]
+        thetas = tuple(group.thetas for group in chosen)
+        begun = [_begin(task, data, g.keys, np.int32(num_steps)) for g in chosen]
+        states, keys = _start(task, optimizers, thetas, begun)
         stretches, length = [], stretch_length(num_steps)
         for first in range(0, num_steps, length):
             states, curves = _stretch(
@@ -81,6 +87,17 @@ def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
     ]
 
 
+def choose(keys: Key[Array, " n"], rows: np.ndarray) -> Key[Array, " m"]:
+    """Returns some of the keys, by their numbers; nothing is compiled for it."""
+    data = np.asarray(jax.random.key_data(keys))[rows]
+    return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(keys))
+
+
+def _rows(runs: Runs, rows: np.ndarray) -> Runs:
+    thetas = jax.tree.map(lambda x: np.asarray(x)[rows], runs.thetas)
+    return Runs(runs.optimizer, thetas, choose(runs.keys, rows))
+
+
 def stretch_length(num_steps: int) -> int:
     """Returns after how many steps the test set is looked at: a divisor."""
     return max(n for n in range(1, _LONGEST_STRETCH + 1) if num_steps % n == 0)
@@ -93,27 +110,33 @@ def runs_at_once(task: Family) -> int:
     return int(np.clip(room / max(flops, 1.0), 1, _MOST_AT_ONCE))
 
 
+@functools.partial(jax.jit, static_argnames="task")
+def _begin(
+    task: Family, data: Splits, keys: Key[Array, " runs"], num_steps: Int[Array, ""]
+) -> tuple[InnerTrainingState, Key[Array, " runs"]]:
+    """Returns the states before there is an optimizer, and a key for the steps."""
+    split = jax.vmap(jax.random.split)(keys)
+    start = jax.vmap(_bare(task).init_state, (None, None, None, 0))
+    state = start((), data, num_steps, split[:, 0])
+    params = jax.vmap(lambda params: ravel_pytree(params)[0])(state.params)
+    return state.replace(params=params), split[:, 1]
+
+
 @functools.partial(jax.jit, static_argnames=("task", "optimizers"))
 def _start(
     task: Family,
     optimizers: tuple[LearnedOptimizer, ...],
-    data: Splits,
     thetas: tuple[Theta, ...],
-    keys: Key[Array, "optimizers runs"],
-    num_steps: Int[Array, ""],
+    begun: Sequence[tuple[InnerTrainingState, Key[Array, " runs"]]],
 ) -> tuple[tuple[InnerTrainingState, ...], Key[Array, " all"]]:
-    """Returns the states before the first step, and a key for the steps of each."""
-    num = keys.shape[1]
-    split = jax.vmap(jax.random.split)(keys.reshape(-1))
-    start = jax.vmap(_bare(task).init_state, (None, None, None, 0))
-    together = start((), data, num_steps, split[:, 0])
+    """Returns the states before the first step, and all keys."""
     states = tuple(
-        jax.vmap(InnerTraining(task, optimizer).with_optimizer)(
-            theta, _part(together, i, num)
+        jax.vmap(system.with_optimizer)(theta, state)
+        for system, theta, (state, _) in zip(
+            _systems(task, optimizers), thetas, begun, strict=True
         )
-        for i, (optimizer, theta) in enumerate(zip(optimizers, thetas, strict=True))
     )
-    return states, split[:, 1]
+    return states, jnp.concatenate([keys for _, keys in begun])
 
 
 @functools.partial(
@@ -133,14 +156,20 @@ def _stretch(
 ) -> tuple[tuple[InnerTrainingState, ...], Curves]:
     # All gradients are taken together, whatever the optimizer: that is most of what
     # there is to compile.
-    systems = [InnerTraining(task, optimizer) for optimizer in optimizers]
+    systems = _systems(task, optimizers)
     bare, num = _bare(task), keys.shape[0] // len(optimizers)
+    unravel = _unravel(task)
+
+    def gradient(state, x):
+        state = state.replace(params=unravel(state.params))
+        value, grads, loss = bare.gradient((), state, x)
+        return value, ravel_pytree(grads)[0], loss
 
     def step(states, i):
         together = _together(states)
         now = jax.vmap(lambda key: jax.random.fold_in(key, first + i))(keys)
         x = jax.vmap(bare.sample_input, (None, 0, 0))(data, together, now)
-        found = jax.vmap(bare.gradient, (None, 0, 0))((), together, x)
+        found = jax.vmap(gradient)(together, x)
         parts = [_part(found, i, num) for i in range(len(systems))]
         states = tuple(
             jax.vmap(system.apply)(theta, state, value, grads)
@@ -151,8 +180,9 @@ def _stretch(
         return states, found[2]
 
     states, losses = jax.lax.scan(step, states, jnp.arange(length))
+    read = [jax.vmap(functools.partial(_read, unravel))(state) for state in states]
     measure = functools.partial(_measure, task, data.validation)
-    tested = jax.vmap(measure)(_together(states, read=True))
+    tested = jax.vmap(measure)(_together(read))
     shape = lambda x: x.reshape(-1, len(systems), num).transpose(1, 2, 0)
     return states, Curves(*map(shape, (losses, *tested)))
 
@@ -162,19 +192,62 @@ def _bare(task: Family) -> InnerTraining:
     return InnerTraining(task, Fixed(optax.identity()))
 
 
-def _together(
-    states: Sequence[InnerTrainingState], *, read: bool = False
-) -> InnerTrainingState:
-    """Joins the runs of all optimizers, without what is the optimizers' own."""
-    bare = [
-        state.replace(
-            params=jax.vmap(_read)(state.opt_state, state.params)
-            if read
-            else state.params,
-            opt_state=(),
+def _systems(
+    task: Family, optimizers: Sequence[LearnedOptimizer]
+) -> list[InnerTraining]:
+    """Returns systems whose parameters are one vector.
+
+    Most optimizers are then compiled once, and not again for every tensor.
+    """
+    return [
+        InnerTraining(
+            task,
+            optimizer
+            if isinstance(optimizer, Baseline) and optimizer.is_pointwise
+            else _OfVector(optimizer, _unravel(task)),
         )
-        for state in states
+        for optimizer in optimizers
     ]
+
+
+@dataclass(frozen=True)
+class _OfVector(LearnedOptimizer):
+    """An optimizer that must see the tensors that a vector is made of."""
+
+    optimizer: LearnedOptimizer
+    unravel: Unravel
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        return self.optimizer.init_theta(key)
+
+    @override
+    def as_optax(
+        self, theta: Theta, num_steps: NumSteps
+    ) -> optax.GradientTransformationExtraArgs:
+        inner = self.optimizer.as_optax(theta, num_steps)
+
+        def update(updates, state, params=None, **extra_args):
+            assert params is not None  # inner training always gives them
+            updates, state = inner.update(
+                self.unravel(updates), state, self.unravel(params), **extra_args
+            )
+            return ravel_pytree(updates)[0], state
+
+        return optax.GradientTransformationExtraArgs(
+            lambda params: inner.init(self.unravel(params)), update
+        )
+
+
+def _unravel(task: Family) -> Unravel:
+    """Returns what makes parameters of a vector."""
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), size(task).params)
+    return ravel_pytree(zeros)[1]
+
+
+def _together(states: Sequence[InnerTrainingState]) -> InnerTrainingState:
+    """Joins the runs of all optimizers, without what is the optimizers' own."""
+    bare = [state.replace(opt_state=()) for state in states]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *bare)
 
 
@@ -182,12 +255,15 @@ def _part(tree: Any, i: int, num: int) -> Any:
     return jax.tree.map(lambda x: x[i * num : (i + 1) * num], tree)
 
 
-def _read(opt_state: optax.OptState, params: Params) -> Params:
-    """Returns the parameters that an optimizer stands for, to be tested."""
-    # Schedule-free ones take their gradients beside them.
+def _read(unravel: Unravel, state: InnerTrainingState) -> InnerTrainingState:
+    """Returns the state with the parameters that it stands for, to be tested."""
+    params, opt_state = unravel(state.params), state.opt_state
+    # Schedule-free optimizers take their gradients beside them.
     if isinstance(opt_state, contrib.ScheduleFreeState):
-        return contrib.schedule_free_eval_params(opt_state, params)
-    return params
+        if isinstance(opt_state.z, jax.Array):  # of the vector
+            opt_state = opt_state._replace(z=unravel(opt_state.z))
+        params = contrib.schedule_free_eval_params(opt_state, params)
+    return state.replace(params=params)
 
 
 def _measure(task: Family, data: Data, state: InnerTrainingState) -> tuple[Loss, Loss]:

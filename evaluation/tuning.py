@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key
 
@@ -16,7 +15,7 @@ from evaluation.baselines import (
     further_rates,
 )
 from evaluation.cache import Cache
-from evaluation.runs import Curves, Runs
+from evaluation.runs import Curves, Runs, choose
 from evaluation.statistics import final_losses, mean_losses
 from evaluation.suites import Case
 
@@ -100,10 +99,11 @@ def _grid(name: str, rates: np.ndarray, keys: Key[Array, " seeds"]) -> Runs:
         np.expand_dims(x, [i for i in range(3) if i != axis]), shape
     ).ravel()
     settings = Setting(
-        jnp.asarray(spread(rates, 0), jnp.float32),
-        jnp.asarray(spread(np.arange(len(SCHEDULES)), 1), jnp.float32),
+        spread(rates, 0).astype(np.float32),
+        spread(np.arange(len(SCHEDULES)), 1).astype(np.float32),
     )
-    return Runs(Baseline(name), settings, keys[spread(np.arange(len(keys)), 2)])
+    every = choose(keys, spread(np.arange(len(keys)), 2))
+    return Runs(Baseline(name), settings, every)
 
 
 def _tuned(

@@ -4,16 +4,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lopt.adafactor_mlp import AdafactorMLP
     from lopt.base import LearnedOptimizer
+    from lopt.classical import LearnedAdam, LearnedMomentum, LearnedSGD
     from lopt.errors import UserError
     from lopt.export import load, load_theta, read_card, save
+    from lopt.hierarchical import HierarchicalRNN
+    from lopt.hypernetwork import HyperLSTM
+    from lopt.lstm import CoordinateLSTM
     from lopt.mlp import PerParameterMLP
+    from lopt.mup import MuTransfer
+    from lopt.normalized_mlp import NormalizedMLP
     from lopt.schedules import ScheduledSGD
+    from lopt.tensors import PerTensorOptimizer, TensorOptimizer
 
 __all__ = [
+    "AdafactorMLP",
+    "CoordinateLSTM",
+    "HierarchicalRNN",
+    "HyperLSTM",
+    "LearnedAdam",
+    "LearnedMomentum",
     "LearnedOptimizer",
+    "LearnedSGD",
+    "MuTransfer",
+    "NormalizedMLP",
     "PerParameterMLP",
+    "PerTensorOptimizer",
     "ScheduledSGD",
+    "TensorOptimizer",
     "UserError",
     "load",
     "load_theta",
@@ -23,9 +42,20 @@ __all__ = [
 
 # Imported when first used, so that `lopt --help` does not wait for jax.
 _HOMES = {
+    "AdafactorMLP": "lopt.adafactor_mlp",
+    "CoordinateLSTM": "lopt.lstm",
+    "HierarchicalRNN": "lopt.hierarchical",
+    "HyperLSTM": "lopt.hypernetwork",
+    "LearnedAdam": "lopt.classical",
+    "LearnedMomentum": "lopt.classical",
     "LearnedOptimizer": "lopt.base",
+    "LearnedSGD": "lopt.classical",
+    "MuTransfer": "lopt.mup",
+    "NormalizedMLP": "lopt.normalized_mlp",
     "PerParameterMLP": "lopt.mlp",
+    "PerTensorOptimizer": "lopt.tensors",
     "ScheduledSGD": "lopt.schedules",
+    "TensorOptimizer": "lopt.tensors",
     "UserError": "lopt.errors",
     "load": "lopt.export",
     "load_theta": "lopt.export",

@@ -12,6 +12,7 @@ from lopt.folders import cache_folder
 COMMANDS = {
     "meta-train": ("meta_train.cli:meta_train", "Meta-train a learned optimizer."),
     "export": ("meta_train.cli:export", "Export a run as one optax optimizer."),
+    "show": ("lopt.show_cli:show", "Show what an exported optimizer is."),
     "plot": ("meta_train.plot_cli:plot", "Draw how a run is going."),
     "evaluate": (
         "evaluation.cli:evaluate",

@@ -2,8 +2,11 @@
 
 import dataclasses
 import math
+import sys
+import typing
 from collections.abc import Mapping
 from pathlib import Path
+from types import UnionType
 from typing import Any, TypeVar, cast
 
 from lopt.errors import UserError
@@ -40,16 +43,60 @@ def from_dict(value: Any, types: Mapping[str, type]) -> Any:
                 "A newer version may: try `pip install --upgrade lopt`."
             )
         fields = {k: from_dict(v, types) for k, v in value.items() if k != "type"}
-        known = {f.name for f in dataclasses.fields(types[name])}
-        if unknown := set(fields) - known:
-            raise UserError(
-                f"{name} has no {', '.join(sorted(unknown))}; it has "
-                f"{', '.join(sorted(known))}. It was written by another version."
-            )
+        _check_fields(types[name], fields)
         return types[name](**fields)
     if isinstance(value, list):
         return tuple(from_dict(item, types) for item in value)
     return value
+
+
+def _check_fields(kind: type, fields: Mapping[str, Any]) -> None:
+    """Raises unless `kind` has such fields, and they may have such values."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    if unknown := set(fields) - known:
+        raise UserError(
+            f"{kind.__name__} has no {', '.join(sorted(unknown))}; it has "
+            f"{', '.join(sorted(known))}. It was written by another version."
+        )
+    # Classes do not look at the types of their fields: a text for a number would only
+    # be noticed where it is used, or never.
+    annotations = typing.get_type_hints(kind)
+    for name, value in fields.items():
+        wanted = annotations[name]
+        if not _fits(value, wanted):
+            shown = wanted.__name__ if isinstance(wanted, type) else str(wanted)
+            finite = " and finite" if wanted is float else ""
+            raise UserError(
+                f"`{name}` of {kind.__name__} must be {shown}{finite}; got {value!r}."
+            )
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether `value` is what an annotation says; those unknown here allow all."""
+    origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _fits(value, parts[0])
+    if origin in (typing.Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is typing.Literal:
+        return value in parts
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if parts[-1] is Ellipsis:
+            parts = parts[:1] * len(value)
+        return len(parts) == len(value) and all(map(_fits, value, parts))
+    if not isinstance(annotation, type) or origin is not None:
+        return True
+    if annotation is Path:  # which is written as a text
+        return isinstance(value, str | Path)
+    if annotation in (int, float) and isinstance(value, bool):
+        return False
+    if annotation is float:
+        # Whole numbers stand for themselves, as far as jax takes them.
+        largest = 2**31 - 1 if isinstance(value, int) else sys.float_info.max
+        return isinstance(value, int | float) and -largest <= value <= largest
+    return isinstance(value, annotation)
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:

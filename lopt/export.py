@@ -1,17 +1,25 @@
 """A trained optimizer in one self-describing `.safetensors` file."""
 
+import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
+import math
+import threading
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.core
+import jax.numpy as jnp
 import numpy as np
 import optax
 import safetensors
 import safetensors.numpy
+from jaxtyping import Array, Float, PyTree
 
 from lopt.base import LearnedOptimizer, NumSteps, Theta
 from lopt.describe import from_dict, to_dict
@@ -20,6 +28,9 @@ from lopt.registry import OPTIMIZERS
 
 FORMAT = 1
 _HEADER = "lopt"
+_ENTRIES = {"architecture": str, "hyperparameters": dict, "card": dict}
+_LARGEST_SIZE = 100
+_LARGEST_COUNT = 2**31 - 1
 
 
 def save(
@@ -36,13 +47,19 @@ def save(
         theta: The trained outer parameters.
         card: What a reader should know: tasks, horizons, outer steps, seed.
     """
-    tensors = {name: np.asarray(leaf) for name, leaf in _named_leaves(theta)}
+    path = Path(path)
+    tensors = {n: np.array(leaf, order="C") for n, leaf in _named_leaves(theta)}
+    try:
+        _check_theta(optimizer, tensors)
+        text = json.dumps(dict(card or {}), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} cannot be written: {_one_line(error)}") from error
     described = to_dict(optimizer)
     header = {
         "format": FORMAT,
         "architecture": described.pop("type"),
         "hyperparameters": described,
-        "card": dict(card or {}),
+        "card": json.loads(text),  # as a reader will have it, and its checksum
         "versions": {
             name: importlib.metadata.version(name)
             for name in ("lopt", "jax", "flax", "optax")
@@ -51,45 +68,39 @@ def save(
     header["sha256"] = _checksum(header, tensors)
     # One entry: safetensors writes several in any order, and the file is reproducible.
     metadata = {_HEADER: json.dumps(header)}
-    path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(safetensors.numpy.save(tensors, metadata))
     partial.replace(path)
 
 
 def load(
-    path: str | Path, num_steps: NumSteps
+    path: str | Path, num_steps: NumSteps | float | Float[Array, ""]
 ) -> optax.GradientTransformationExtraArgs:
     """Returns the optimizer in `path` as an optax transformation.
+
+    It warns of runs that are longer than those it was trained for, and once if it is
+    updated more than `num_steps` times.
 
     Args:
         path: A file written by `save`, by `lopt meta-train` or by `lopt export`.
         num_steps: How many updates the run will take.
     """
-    if isinstance(num_steps, int) and num_steps < 1:
-        raise UserError(f"`num_steps` must be at least 1; got {num_steps}. Try 1000.")
-    optimizer, theta = load_theta(path)
-    return optimizer.as_optax(theta, num_steps)
+    total = _whole_number(num_steps)
+    header, tensors = _read(Path(path))
+    optimizer, theta = _make(path, header, tensors)
+    longest = _longest_horizon(header["card"])
+    if isinstance(total, int) and longest is not None and total > longest:
+        warnings.warn(
+            f"{path} was trained for runs of up to {longest} steps; got "
+            f"num_steps={total}, and it may do badly in longer ones.",
+            stacklevel=2,
+        )
+    return _with_end(optimizer.as_optax(theta, total), total, path)
 
 
 def load_theta(path: str | Path) -> tuple[LearnedOptimizer, Theta]:
     """Returns the architecture in `path` and its trained outer parameters."""
-    header, tensors = _read(Path(path))
-    described = {"type": header["architecture"], **header["hyperparameters"]}
-    try:
-        optimizer = from_dict(described, OPTIMIZERS)
-        template = jax.eval_shape(optimizer.init_theta, jax.random.key(0))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from error
-    expected = dict(_named_leaves(template))
-    shapes = {name: (leaf.shape, leaf.dtype) for name, leaf in expected.items()}
-    if shapes != {name: (x.shape, x.dtype) for name, x in tensors.items()}:
-        raise UserError(
-            f"{path}: the tensors in it do not fit its architecture, "
-            f"{optimizer}. Export it again from its run."
-        )
-    leaves = [jax.numpy.asarray(tensors[name]) for name in expected]
-    return optimizer, jax.tree.unflatten(jax.tree.structure(template), leaves)
+    return _make(path, *_read(Path(path)))
 
 
 def read_card(path: str | Path) -> dict[str, Any]:
@@ -97,7 +108,7 @@ def read_card(path: str | Path) -> dict[str, Any]:
     header, tensors = _read(Path(path))
     num_parameters = sum(int(x.size) for x in tensors.values())
     card = header.pop("card")
-    return {**header, "num_parameters": num_parameters, **card}
+    return {**card, **header, "num_parameters": num_parameters}
 
 
 def _named_leaves(theta: Any) -> list[tuple[str, Any]]:
@@ -116,25 +127,39 @@ def _checksum(header: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> s
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Returns the header and the tensors of a file that is whole."""
     if not path.is_file():
         raise UserError(
             f"{path} must be a file written by `lopt export`; there is none. "
             "Try `lopt export RUN_DIR --out FILE`."
         )
     try:
+        # Sizes that the file does not have are refused before anything is allocated.
         with safetensors.safe_open(path, framework="numpy") as file:
             header = _read_header(path, file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, OSError) as error:
+        unsigned = {name: entry for name, entry in header.items() if name != "sha256"}
+        is_whole = header.get("sha256") == _checksum(unsigned, tensors)
+    except UserError:
+        raise
+    # Damage has no type: NumPy lacks some types of numbers (an AttributeError) and some
+    # shapes (a ValueError), headers nest too deep (a RecursionError).
+    except Exception as error:
         raise UserError(
-            f"{path} must be a whole safetensors file; it cannot be read ({error}). "
-            "It may be truncated: copy or export it again."
+            f"{path} must be a whole safetensors file; it cannot be read "
+            f"({_one_line(error)}). It may be truncated: copy or export it again."
         ) from error
-    if header.pop("sha256", None) != _checksum(header, tensors):
+    if not is_whole:
         raise UserError(
             f"{path} is damaged: its content does not match its checksum. "
             "Copy or export it again."
         )
+    for name, kind in _ENTRIES.items():
+        if not isinstance(header.get(name), kind):
+            raise UserError(
+                f"{path}: `{name}` in its header must be a {kind.__name__}; got "
+                f"{_one_line(repr(header.get(name)))}. Export it again from its run."
+            )
     return header, tensors
 
 
@@ -147,15 +172,176 @@ def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         )
     try:
         header = json.loads(metadata[_HEADER])
-        version = int(header["format"])
-    except (ValueError, TypeError, KeyError) as error:
+        version = header["format"]
+        if type(version) is not int or version < 1:
+            raise TypeError(f"format {version!r}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} is damaged: its header cannot be read. Copy or export it again."
         ) from error
     # Before the checksum: a newer format may compute it otherwise.
     if version > FORMAT:
         raise UserError(
-            f"{path} has format {version}; this version of lopt reads up to "
+            f"{path} has format {_one_line(version)}; this version of lopt reads up to "
             f"{FORMAT}. Try `pip install --upgrade lopt`."
         )
     return header
+
+
+def _make(
+    path: str | Path, header: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> tuple[LearnedOptimizer, Theta]:
+    """Returns the optimizer that a header describes, and its theta."""
+    described = {**header["hyperparameters"], "type": header["architecture"]}
+    try:
+        optimizer = from_dict(described, OPTIMIZERS)
+        template = _check_theta(optimizer, tensors)
+    # Any optimizer may be handed any hyperparameters here.
+    except Exception as error:
+        raise UserError(f"{path}: {_one_line(error)}") from error
+    leaves = [jnp.asarray(tensors[name]) for name, _ in _named_leaves(template)]
+    return optimizer, jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def _check_theta(
+    optimizer: LearnedOptimizer, tensors: Mapping[str, np.ndarray]
+) -> PyTree[jax.ShapeDtypeStruct]:
+    """Raises unless `tensors` are a theta of `optimizer`; returns the shapes of one."""
+    sizes = [n for tensor in tensors.values() for n in tensor.shape]
+    _check_sizes(optimizer, max([_LARGEST_SIZE, len(tensors), *sizes]))
+    template = _template(optimizer)
+    found = {name: (x.shape, x.dtype) for name, x in tensors.items()}
+    if found != {n: (x.shape, x.dtype) for n, x in _named_leaves(template)}:
+        raise UserError(
+            f"the tensors in it do not fit its architecture, {optimizer}. "
+            "Export it again from its run."
+        )
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise UserError(
+                f"theta must be finite, and {name} is not: the run that it comes from "
+                "has diverged. Try a smaller outer learning rate."
+            )
+    return template
+
+
+def _check_sizes(optimizer: Any, largest: int) -> None:
+    """Raises if a hyperparameter asks for more than could be in a file.
+
+    A small file may ask for a network of a billion layers, and it would take hours to
+    find that it has not got them.
+    """
+    values = {
+        field.name: getattr(optimizer, field.name)
+        for field in dataclasses.fields(optimizer)
+    }
+    large = []
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            _check_sizes(value, largest)
+        numbers = (len(value), *value) if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, int) and number > largest for number in numbers):
+            large.append(name)
+    small = {n: () if isinstance(values[n], tuple) else 1 for n in large}
+    for name in large:
+        make = lambda **changed: dataclasses.replace(optimizer, **small | changed)
+        # What theta does not depend on is no size, and may be as large as it likes.
+        if isinstance(values[name], tuple) or (
+            _template(make(**{name: 1})) != _template(make(**{name: 2}))
+        ):
+            raise UserError(
+                f"`{name}` must be at most {largest}: it has no more tensors, and no "
+                f"larger ones; got {values[name]}. Export it again from its run."
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def _template(optimizer: LearnedOptimizer) -> PyTree[jax.ShapeDtypeStruct]:
+    return jax.eval_shape(optimizer.init_theta, jax.random.key(0))
+
+
+def _one_line(error: object) -> str:
+    """Returns a text that may come from the file, fit to be part of a sentence."""
+    text = " ".join(str(error).split())
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def _whole_number(num_steps: Any) -> NumSteps:
+    """Returns an integer; an array of one if it is not known before the run."""
+    if isinstance(num_steps, jax.core.Tracer):
+        return num_steps.astype(jnp.int32)
+    try:
+        number = float(num_steps)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 1 <= number < math.inf:
+        raise UserError(f"`num_steps` must be at least 1; got {num_steps}. Try 1000.")
+    return min(int(number), _LARGEST_COUNT)
+
+
+def _longest_horizon(card: Mapping[str, Any]) -> int | float | None:
+    """Returns the longest run of meta-training, if the card tells."""
+    horizons = card.get("horizons")
+    numbers = horizons if isinstance(horizons, list) else [horizons]
+    return max((x for x in numbers if isinstance(x, int | float)), default=None)
+
+
+_lock = threading.Lock()
+_warned: set[Path] = set()
+
+
+def _with_end(
+    inner: optax.GradientTransformationExtraArgs,
+    num_steps: NumSteps,
+    path: str | Path,
+) -> optax.GradientTransformationExtraArgs:
+    """Warns, once for a file, when `inner` is updated past its last step."""
+
+    def warn(is_over, total):
+        with _lock:  # devices call on threads of their own
+            if not is_over or Path(path).absolute() in _warned:
+                return
+            _warned.add(Path(path).absolute())
+        warnings.warn(
+            f"{path} is updated past num_steps={total}: its clock stands still at "
+            "the last step. Load it for as many steps as the run takes.",
+            stacklevel=2,
+        )
+
+    def watch(is_over, total):
+        if isinstance(is_over, jax.core.Tracer):
+            watch_traced(is_over, total)
+        else:
+            warn(bool(is_over), int(total))
+
+    # A cond under vmap runs both branches: the host would be called for every member,
+    # in every step. Here it is called when the first of them is over.
+    @jax.custom_batching.custom_vmap
+    def watch_traced(is_over, total):
+        call = lambda: jax.debug.callback(warn, is_over, total)
+        jax.lax.cond(is_over, call, lambda: None)
+        return ()
+
+    @watch_traced.def_vmap
+    def _(axis_size, in_batched, is_over, total):
+        del axis_size, in_batched
+        watch(jnp.any(is_over), jnp.max(jnp.where(is_over, total, 0)))
+        return (), ()
+
+    def update(updates, state, params=None, **extra_args):
+        count = _count(state)
+        if count is not None:
+            watch(count >= num_steps, jnp.asarray(num_steps))
+        return inner.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _count(state: Any) -> Any:
+    """Returns the number of updates taken, if the state tells."""
+    for _, count in optax.tree.get_all_with_path(state, "count"):
+        is_integer = jnp.issubdtype(jnp.result_type(count), jnp.integer)
+        if is_integer and jnp.shape(count) == ():
+            return count
+    return None

@@ -36,11 +36,6 @@ def mean_square(feature: Float[Array, "..."]) -> Float[Array, ""]:
     return jnp.mean(jnp.square(feature))
 
 
-def rms_scale(feature: Float[Array, "..."]) -> Float[Array, ""]:
-    """Returns the factor that brings a feature of a tensor to unit RMS."""
-    return jax.lax.rsqrt(1e-5 + mean_square(feature))
-
-
 class Factored(NamedTuple):
     """Second moments as Adafactor keeps them, for several decays.
 
@@ -86,8 +81,10 @@ def update_factored(
         rows, cols = (squares.mean(axis, keepdims=True) for axis in reversed(axes))
     new_col = lambda col, decay: col if cols is None else decayed(col, cols, decay)
     return Factored(
-        tuple(decayed(row, rows, d) for row, d in zip(factored.row, decays)),
-        tuple(new_col(col, d) for col, d in zip(factored.col, decays)),
+        tuple(
+            decayed(row, rows, d) for row, d in zip(factored.row, decays, strict=True)
+        ),
+        tuple(new_col(col, d) for col, d in zip(factored.col, decays, strict=True)),
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
@@ -13,12 +14,11 @@ from lopt.features import (
     MOMENTUM_DECAYS,
     TIME_SCALES,
     decayed,
-    rms_scale,
     time_features,
     zeros_like,
 )
 from lopt.network import check_sizes, fold, init_layers, step
-from lopt.pointwise import Apply, pointwise
+from lopt.pointwise import Apply, mean_squares, pointwise
 from lopt.tensors import Clock, PerTensorOptimizer, Tensor
 
 
@@ -63,7 +63,9 @@ class PerParameterMLP(PerTensorOptimizer):
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
         num_inputs = self.num_features + len(TIME_SCALES)
-        return init_layers((num_inputs, *[self.width] * self.depth, 2), key)
+        momentum = 2 + MOMENTUM_DECAYS.index(0.9)
+        sizes = (num_inputs, *[self.width] * self.depth, 2)
+        return init_layers(sizes, key, follow=momentum)
 
     @override
     def init_tensor(self, param):
@@ -74,7 +76,7 @@ class PerParameterMLP(PerTensorOptimizer):
 
     @override
     def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
-        grad, param, (momenta, second_moments) = tensor
+        grad, param, (momenta, second_moments), _ = tensor
         momenta = tuple(
             decayed(m, grad, decay)
             for m, decay in zip(momenta, MOMENTUM_DECAYS, strict=True)
@@ -83,13 +85,11 @@ class PerParameterMLP(PerTensorOptimizer):
             decayed(v, grad**2, decay)
             for v, decay in zip(second_moments, self.second_moment_decays, strict=True)
         )
-        # The network does not know what is a row and what a column.
-        arrays = [x.reshape(-1) for x in (grad, param, *momenta, *second_moments)]
-        scales = [rms_scale(feature) for feature in _features(arrays)]
-        layers = fold(theta, scales, time_features(clock.step))
-        update = pointwise(_step, arrays, layers)
-        state = MLPState(momenta, second_moments)
-        return -self.step_scale * update.reshape(grad.shape), state
+        arrays = [grad, param, *momenta, *second_moments]
+        squares = mean_squares(_features, arrays)
+        layers = fold(theta, squares, time_features(clock.step))
+        update = pointwise(_step, arrays, (layers, jnp.float32(-self.step_scale)))
+        return update, MLPState(momenta, second_moments)
 
 
 def _features(arrays: Sequence[Array]) -> list[Array]:
@@ -102,5 +102,6 @@ def _features(arrays: Sequence[Array]) -> list[Array]:
     return rows
 
 
-def _step(apply: Apply, arrays: Sequence[Array], layers) -> Array:
-    return step(apply(_features(arrays), layers))
+def _step(apply: Apply, arrays: Sequence[Array], weights) -> Array:
+    layers, scale = weights
+    return step(apply(_features(arrays), layers), scale)

@@ -9,7 +9,7 @@ block, so that its activations stay in the cache.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -17,17 +17,19 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PyTree
 
-Layers: TypeAlias = Sequence[tuple[Float[Array, "_ _"], Float[Array, " _"]]]
-"""A kernel and a bias each, with a ReLU between one and the next."""
+Layers: TypeAlias = Sequence[tuple[Any, Any]]
+"""A kernel and a bias each, with a ReLU between one and the next; arrays, or what is
+indexed like them."""
 Apply: TypeAlias = Callable[[Sequence[Array], Layers], Sequence[Array]]
 """Applies layers: arrays in, one for each input; arrays out, one for each output."""
 Function: TypeAlias = Callable[[Apply, Sequence[Array], PyTree], Array]
+Features: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
 
 _WRITTEN_OUT = 256  # the largest kernel, in weights
 _IN_A_ROW = 8  # terms that are added one after the other
 # Parameters at a time. The activations of a small block stay in the fastest cache; of
 # a large one all cores can have a share, which is worth it where there are many.
-_SMALL_BLOCK, _LARGE_BLOCK, _MANY = 320, 16_384, 2**20
+_SMALL_BLOCK, _LARGE_BLOCK, _MANY = 320, 32_768, 2**20
 
 
 def pointwise(
@@ -42,6 +44,23 @@ def pointwise(
         arrays: Of the shape of the tensor, or 1 where they do not change along it.
         weights: Whatever else it needs; lists of layers among them.
     """
+    return _bind(function, arrays, weights, is_mean=False)
+
+
+def mean_squares(
+    features: Features, arrays: Sequence[Float[Array, "..."]]
+) -> Float[Array, " features"]:
+    """Returns the mean square of each of ``features(arrays)``.
+
+    Args:
+        features: Returns arrays of the shape of the tensor, element by element. It
+            must be hashable.
+        arrays: Of the shape of the tensor, or 1 where they do not change along it.
+    """
+    return _bind(features, arrays, (), is_mean=True)
+
+
+def _bind(function, arrays, weights, *, is_mean):
     leaves, treedef = jax.tree.flatten(weights)
     return _pointwise_p.bind(
         *arrays,
@@ -49,6 +68,7 @@ def pointwise(
         function=function,
         num_arrays=len(arrays),
         treedef=treedef,
+        is_mean=is_mean,
         num_batch=0,
     )
 
@@ -77,16 +97,16 @@ def write_out(
     """Applies layers term by term; a ReLU comes before all but the first."""
     for i, (kernel, bias) in enumerate(layers):
         rows = rows if is_first and not i else [jnp.maximum(row, 0.0) for row in rows]
-        rows = [_unit(rows, kernel[:, j], bias[j]) for j in range(bias.shape[0])]
+        rows = [_unit(rows, kernel, bias, j) for j in range(bias.shape[0])]
     return rows
 
 
-def _unit(rows: Sequence[Array], weights: Array, bias: Array) -> Array:
+def _unit(rows: Sequence[Array], kernel: Any, bias: Any, j: int) -> Array:
     # What is constant along some dimension is added up before what is not.
     order = sorted(range(len(rows)), key=lambda i: rows[i].size)
-    sums = [bias]
+    sums = [bias[j]]
     for count, i in enumerate(order):
-        term = weights[i] * rows[i]
+        term = kernel[i, j] * rows[i]
         # Sums of a few terms do not wait for each other.
         is_next = count % _IN_A_ROW and rows[i].shape == sums[-1].shape
         sums[-1:] = [sums[-1] + term] if is_next else [sums[-1], term]
@@ -98,64 +118,85 @@ def _unit(rows: Sequence[Array], weights: Array, bias: Array) -> Array:
 _pointwise_p = Primitive("pointwise")
 
 
-def _call(apply, *operands, function, num_arrays, treedef, num_batch):
+def _call(apply, *operands, num_batch, **params):
     """Calls the function on whole tensors."""
     if num_batch:
-        inner = functools.partial(
-            _call,
-            apply,
-            function=function,
-            num_arrays=num_arrays,
-            treedef=treedef,
-            num_batch=num_batch - 1,
-        )
-        axes = [0 if size > 1 else None for size in (x.shape[0] for x in operands)]
+        inner = functools.partial(_call, apply, num_batch=num_batch - 1, **params)
+        axes = [0 if x.shape[0] > 1 else None for x in operands]
         if all(axis is None for axis in axes):
             return inner(*(x[0] for x in operands))[None]
         kept = [x[0] if a is None else x for x, a in zip(operands, axes, strict=True)]
         return jax.vmap(inner, axes)(*kept)
-    weights = treedef.unflatten(operands[num_arrays:])
-    return function(apply, operands[:num_arrays], weights)
+    arrays, weights = _split(operands, **params)
+    if params["is_mean"]:
+        found = params["function"](arrays)
+        return jnp.stack([jnp.mean(jnp.square(x)) for x in found])
+    return params["function"](apply, arrays, weights)
 
 
-_multiplied = functools.partial(_call, multiply)
-_written_out = functools.partial(_call, write_out)
+def _split(operands, *, num_arrays, treedef, **_):
+    return operands[:num_arrays], treedef.unflatten(operands[num_arrays:])
 
 
 def _in_blocks(*operands, num_batch, **params):
     """Calls the function on one block of the tensor after the other."""
-    num_arrays = params["num_arrays"]
     if num_batch:  # one member after the other, each with its own weights
         inner = functools.partial(_in_blocks, num_batch=num_batch - 1, **params)
         size = max(x.shape[0] for x in operands)
         pick = lambda i: [x[i if x.shape[0] > 1 else 0] for x in operands]
         return jax.lax.map(lambda i: inner(*pick(i)), jnp.arange(size))
-    arrays = operands[:num_arrays]
-    shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
-    block = _block_shape(shape)
-    call = functools.partial(_call, multiply_but_last, num_batch=0, **params)
+    arrays, weights = _split(operands, **params)
+    if len({x.shape for x in arrays}) == 1 and arrays[0].ndim > 1:
+        flat = [x.reshape(-1) for x in arrays]
+        found = _in_blocks(*flat, *operands[len(arrays) :], num_batch=0, **params)
+        return found if params["is_mean"] else found.reshape(arrays[0].shape)
+    shape = cast(tuple[int, ...], jnp.broadcast_shapes(*(x.shape for x in arrays)))
+    is_many, is_narrow = math.prod(shape) >= _MANY, _is_narrow(operands, **params)
+    block = _block_shape(shape, _LARGE_BLOCK if is_many or is_narrow else _SMALL_BLOCK)
+    apply = write_out if is_narrow else multiply if is_many else multiply_but_last
     if block == shape:
-        return call(*operands)
+        return _call(apply, *operands, num_batch=0, **params)
     counts = [-(-n // b) for n, b in zip(shape, block, strict=True)]
 
-    def body(i, out):
-        index, starts = i, []
-        for n, b, count in reversed(list(zip(shape, block, counts, strict=True))):
-            index, position = index // count, index % count
+    def place(i):
+        """Returns where a block begins, and which of its elements are new."""
+        starts, new = [], jnp.ones((1,) * len(shape), bool)
+        for axis, count in reversed(list(enumerate(counts))):
+            i, position = i // count, i % count
+            begin = position * block[axis]
             # The last block overlaps the one before: the shape is always the same.
-            starts.insert(0, jnp.minimum(position * b, n - b))
+            starts.insert(0, jnp.minimum(begin, shape[axis] - block[axis]))
+            if shape[axis] % block[axis]:
+                sizes = [b if a == axis else 1 for a, b in enumerate(block)]
+                where = starts[0] + jax.lax.broadcasted_iota(jnp.int32, sizes, axis)
+                new = new & (where >= begin)
+        return starts, new
+
+    def values(i, out):
+        starts, _ = place(i)
         parts = [_slice(x, starts, block) for x in arrays]
-        new = call(*parts, *operands[num_arrays:])
-        return jax.lax.dynamic_update_slice(out, new, starts)
+        found = params["function"](apply, parts, weights)
+        return jax.lax.dynamic_update_slice(out, found, starts)
 
-    empty = jnp.zeros(shape, jnp.result_type(*operands))
-    return jax.lax.fori_loop(0, math.prod(counts), body, empty)
+    def sums(i, totals):
+        starts, new = place(i)
+        found = params["function"]([_slice(x, starts, block) for x in arrays])
+        each = [jnp.sum(jnp.where(new, jnp.square(x), 0.0)) for x in found]
+        return totals + jnp.stack(each)
+
+    like = jax.eval_shape(
+        functools.partial(_call, apply, num_batch=0, **params), *operands
+    )
+    empty = jnp.zeros(like.shape, like.dtype)
+    if params["is_mean"]:
+        totals = jax.lax.fori_loop(0, math.prod(counts), sums, empty)
+        return totals / math.prod(shape)
+    return jax.lax.fori_loop(0, math.prod(counts), values, empty)
 
 
-def _block_shape(shape: Sequence[int]) -> tuple[int, ...]:
+def _block_shape(shape: Sequence[int], room: int) -> tuple[int, ...]:
     """Returns the last dimensions, as far as they fit; what is cut is cut evenly."""
     block = []
-    room = _SMALL_BLOCK if math.prod(shape) < _MANY else _LARGE_BLOCK
     for n in reversed(shape):
         num_blocks = -(-n // max(1, room))
         block.insert(0, -(-n // num_blocks))
@@ -169,7 +210,7 @@ def _slice(x: Array, starts: Sequence[Array], block: Sequence[int]) -> Array:
     return jax.lax.dynamic_slice(x, at, sizes)
 
 
-def _is_narrow(operands: Sequence[Any], num_arrays: int) -> bool:
+def _is_narrow(operands: Sequence[Any], *, num_arrays: int, **_: Any) -> bool:
     kernels = [x.shape[-2:] for x in operands[num_arrays:]]
     return max(map(math.prod, kernels), default=0) <= _WRITTEN_OUT
 
@@ -179,16 +220,21 @@ def _(*operands, **params):
     return _compiled(*operands, **params)
 
 
-@functools.partial(
-    jax.jit, static_argnames=("function", "num_arrays", "treedef", "num_batch")
-)
+_STATIC = ("function", "num_arrays", "treedef", "is_mean", "num_batch")
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC)
 def _compiled(*operands, **params):
     return _pointwise_p.bind(*operands, **params)
 
 
+def _plain(*operands, **params):
+    return _call(multiply, *operands, **params)
+
+
 @_pointwise_p.def_abstract_eval
 def _(*operands, **params):
-    shape = jax.eval_shape(functools.partial(_multiplied, **params), *operands)
+    shape = jax.eval_shape(functools.partial(_plain, **params), *operands)
     return operands[0].update(shape=shape.shape, dtype=shape.dtype)
 
 
@@ -201,17 +247,38 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], *, num_batch: int, **pa
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params):
-    plain = functools.partial(_multiplied, **params)
+    plain = functools.partial(_plain, **params)
     return jax.jvp(plain, primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _lower_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
-    form = _multiplied
-    if _is_narrow(ctx.avals_in, params["num_arrays"]):
-        form = _written_out
-    elif _is_on_one_device(ctx):  # a loop over blocks would gather what is sharded
+def _lower_on_cpu(ctx: Any, *operands: Any, num_batch: int, **params: Any) -> Any:
+    is_narrow = _is_narrow(ctx.avals_in, **params)
+    sizes = [math.prod(x.shape[num_batch:]) for x in ctx.avals_in]
+    form = functools.partial(_call, write_out) if is_narrow else _plain
+    # A loop over blocks would gather what is sharded. What is narrow fuses with what
+    # is around it, but in large tensors the compiler keeps too much in between.
+    if _is_on_one_device(ctx) and not (is_narrow and max(sizes) < _MANY):
         form = _in_blocks
+    lower = mlir.lower_fun(form, multiple_results=False)
+    return lower(ctx, *operands, num_batch=num_batch, **params)
+
+
+def _lower_on_tpu(ctx: Any, *operands: Any, **params: Any) -> Any:
+    # A kernel is neither sharded nor batched by the compiler.
+    is_single = _is_on_one_device(ctx) and not params["num_batch"]
+    form = _in_kernel if is_single and not params["is_mean"] else _plain
     return mlir.lower_fun(form, multiple_results=False)(ctx, *operands, **params)
+
+
+def _in_kernel(*operands, interpret=False, **params):
+    # Imported when first used: Pallas takes a quarter of a second.
+    from lopt.kernel import in_kernel
+
+    def call(arrays, leaves):
+        return _call(write_out, *arrays, *leaves, **params)
+
+    num = params["num_arrays"]
+    return in_kernel(call, operands[:num], operands[num:], interpret=interpret)
 
 
 def _is_on_one_device(ctx: Any) -> bool:
@@ -223,7 +290,6 @@ def _is_on_one_device(ctx: Any) -> bool:
 
 batching.primitive_batchers[_pointwise_p] = _batch
 ad.primitive_jvps[_pointwise_p] = _jvp
-mlir.register_lowering(
-    _pointwise_p, mlir.lower_fun(_multiplied, multiple_results=False)
-)
+mlir.register_lowering(_pointwise_p, mlir.lower_fun(_plain, multiple_results=False))
 mlir.register_lowering(_pointwise_p, _lower_on_cpu, platform="cpu")
+mlir.register_lowering(_pointwise_p, _lower_on_tpu, platform="tpu")

@@ -1,24 +1,25 @@
-"""Classical optimizers with learnable hyperparameters."""
+"""SGD with a learned schedule: the shortest example of a learned optimizer."""
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from lopt.base import LearnedOptimizer, NumSteps
+from lopt.tensors import Clock, PerTensorOptimizer, Tensor
 
 
 @dataclass(frozen=True)
-class ScheduledSGD(LearnedOptimizer):
+class ScheduledSGD(PerTensorOptimizer):
     """SGD with a learning rate that moves linearly between two learned values.
 
     The smallest learned optimizer: ``theta`` is the logarithm of the first and of the
     last learning rate, as in the PES paper's toy problem.
     """
 
+    reads_params: ClassVar[bool] = False
     initial_lr: float = 0.01
     """Learning rate, first and last, before meta-training."""
 
@@ -33,15 +34,11 @@ class ScheduledSGD(LearnedOptimizer):
         return jnp.full(2, math.log(self.initial_lr), jnp.float32)
 
     @override
-    def as_optax(
-        self, theta: Float[Array, "2"], num_steps: NumSteps
-    ) -> optax.GradientTransformationExtraArgs:
+    def init_tensor(self, param):
+        return ()
+
+    @override
+    def update_tensor(self, theta: Float[Array, "2"], tensor: Tensor, clock: Clock):
         first, last = jnp.exp(theta)
-        total = jnp.asarray(num_steps, jnp.float32)
-
-        def learning_rate(step):
-            # Past its horizon the schedule stays at its last value.
-            progress = jnp.minimum(jnp.asarray(step, jnp.float32) / total, 1.0)
-            return (1 - progress) * first + progress * last
-
-        return optax.with_extra_args_support(optax.sgd(learning_rate))
+        rate = (1 - clock.progress) * first + clock.progress * last
+        return -rate * tensor.grad, ()

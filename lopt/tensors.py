@@ -1,5 +1,6 @@
 """From rules for single tensors to optax: trees, dtypes, the clock, clear errors."""
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias
@@ -42,11 +43,13 @@ class Tensor(NamedTuple):
         grad: Its gradient.
         param: Its value; none if the rule does not read it and it was not given.
         state: What `init_tensor` returned, or the last update.
+        place: Where it stands among all tensors, those without a gradient among them.
     """
 
     grad: Float[Array, "..."]
-    param: Float[Array, "..."] | None
+    param: Any
     state: TensorState
+    place: int
 
 
 class LearnedState(NamedTuple):
@@ -58,7 +61,7 @@ class LearnedState(NamedTuple):
         shared: What belongs to no single tensor.
     """
 
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     tensors: Any
     shared: Any
 
@@ -118,6 +121,7 @@ class TensorOptimizer(LearnedOptimizer):
                     f"{type(self).__name__} reads the loss, but got none: call "
                     "`update(grads, state, params, value=loss)`."
                 )
+            state = jax.tree.map(jnp.asarray, state)  # Flax restores NumPy arrays
             clock = _clock(state.count, num_steps, value)
             leaves, treedef = _flatten(updates)
             values = _align(treedef, params) if params is not None else leaves
@@ -127,15 +131,18 @@ class TensorOptimizer(LearnedOptimizer):
                 for i, leaf in enumerate(leaves)
                 if leaf is not None and jnp.size(leaf)
             ]
+            places = list(itertools.accumulate(leaf is not None for leaf in values))
             tensors = [
                 Tensor(
                     _vector(leaves[i]).astype(jnp.float32),
                     None if params is None else _vector(values[i]).astype(jnp.float32),
                     jax.tree.unflatten(structure, states[i]),
+                    places[i] - 1,
                 )
                 for i in live
             ]
-            results, shared = self.update_tensors(theta, tensors, state.shared, clock)
+            update_tensors = _automatic(self.update_tensors, tensors, state.shared)
+            results, shared = update_tensors(theta, tensors, state.shared, clock)
             for i, (step, tensor_state) in zip(live, results, strict=True):
                 like = jnp.asarray(leaves[i])
                 leaves[i] = step.reshape(like.shape).astype(like.dtype)
@@ -190,6 +197,22 @@ class PerTensorOptimizer(TensorOptimizer):
         self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
         return [self.update_tensor(theta, tensor, clock) for tensor in tensors], ()
+
+
+def _automatic(update_tensors: Any, tensors: Sequence[Tensor], shared: Any) -> Any:
+    """Leaves shardings inside to XLA where they are part of types.
+
+    Rules reshape and stack tensors as they like, which explicit shardings forbid.
+    """
+    spec = lambda x: jax.typeof(x).sharding.spec
+    meshes = [jax.typeof(t.grad).sharding.mesh for t in tensors]
+    if not any(mesh.explicit_axes for mesh in meshes):
+        return update_tensors
+    out = (
+        [(spec(t.grad), jax.tree.map(spec, t.state)) for t in tensors],
+        jax.tree.map(spec, shared),
+    )
+    return jax.sharding.auto_axes(update_tensors, out_sharding=out)
 
 
 def _clock(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> Clock:

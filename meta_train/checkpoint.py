@@ -107,7 +107,14 @@ class Checkpoints:
             template,
         )
         arguments = ocp.args.StandardRestore(target)
-        return cast(OuterState, self._manager.restore(self.latest, args=arguments))
+        try:
+            return cast(OuterState, self._manager.restore(self.latest, args=arguments))
+        except ValueError as error:  # trees that differ; files are whole by now
+            raise UserError(
+                f"checkpoint {self.latest} in {self._directory} must hold what this "
+                "version of lopt keeps of such a run; it holds something else. Try the "
+                "version that wrote it, or another --run-dir."
+            ) from error
 
     def wait(self) -> None:
         """Waits until all that was saved is on disk, or has failed."""

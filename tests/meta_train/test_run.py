@@ -299,6 +299,17 @@ def test_a_population_grows_and_shrinks_on_request(num_pairs, tmp_path):
     assert resumed.step == 7
 
 
+def test_a_checkpoint_of_other_content_is_refused_in_one_sentence(tmp_path):
+    trainer = make_trainer(CONFIGS["quadratic-schedule"])
+    state = trainer.init(trainer.load(), 0)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", print)
+    checkpoints.save_last(state)
+    with pytest.raises(UserError, match="holds something else") as error:
+        checkpoints.restore(state.replace(opt_state=(state.opt_state, state.step)))
+    checkpoints.close()
+    assert "\n" not in str(error.value)
+
+
 def test_export_writes_the_latest_checkpoint(whole_run, tmp_path, lopt_command):
     out = tmp_path / "deep" / "mine.safetensors"
     exported = lopt_command("export", whole_run, "--out", out)

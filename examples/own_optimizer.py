@@ -1,0 +1,81 @@
+"""Adds a learned optimizer in one file, meta-trains it with PES, and uses it.
+
+    python examples/own_optimizer.py [mine.safetensors] [--num-outer-steps 100]
+
+A learned optimizer is a class with three methods: what is learned, what is remembered
+of a tensor, and how a tensor moves. Trees, dtypes, shardings and optax come with it.
+"""
+
+import argparse
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import optax
+from typing_extensions import override
+
+import lopt
+from lopt.registry import OPTIMIZERS
+from lopt.tensors import Clock, PerTensorOptimizer, Tensor
+from meta_train.estimators import PES
+from meta_train.inner_training import InnerTraining
+from meta_train.outer_optimizer import OuterAdam
+from meta_train.trainer import Trainer
+from meta_train.truncation import Truncation
+from tasks.quadratic import RandomQuadratic
+
+
+@dataclass(frozen=True)
+class SignMix(PerTensorOptimizer):
+    """Steps along a learned mixture of the momentum and of its sign."""
+
+    decay: float = 0.9
+    """Of the momentum."""
+
+    @override
+    def init_theta(self, key):
+        return jnp.log(jnp.asarray([1e-3, 1e-3], jnp.float32))
+
+    @override
+    def init_tensor(self, param):
+        return jnp.zeros_like(param, dtype=jnp.float32)
+
+    @override
+    def update_tensor(self, theta, tensor: Tensor, clock: Clock):
+        momentum = self.decay * tensor.state + (1 - self.decay) * tensor.grad
+        rate, sign_rate = jnp.exp(theta) * (1 - clock.progress)
+        return -rate * momentum - sign_rate * jnp.sign(momentum), momentum
+
+
+OPTIMIZERS["SignMix"] = SignMix  # by this name files are read
+
+
+def main(path: str, num_outer_steps: int) -> None:
+    """Meta-trains, prints the meta-loss before and after, exports and loads."""
+    task = RandomQuadratic()
+    trainer = Trainer(
+        systems=(InnerTraining(task, SignMix()),),
+        estimator=PES(Truncation(length=10, horizon=100), num_pairs=32, std=0.1),
+        outer_optimizer=OuterAdam(learning_rate=0.05),
+        num_outer_steps=num_outer_steps,
+    )
+    data, key = trainer.load(), jax.random.key(1)
+    state = trainer.init(data, seed=0)
+    before = trainer.meta_loss(data, state.theta, 100, 16, key)
+    state, _ = trainer.run(data, state, num_outer_steps)
+    after = trainer.meta_loss(data, state.theta, 100, 16, key)
+    print(f"meta-loss at the beginning: {before[0]:.4f}")
+    print(f"meta-loss at the end: {after[0]:.4f}")
+
+    lopt.save(path, SignMix(), state.theta, card={"tasks": ["RandomQuadratic"]})
+    optimizer = lopt.load(path, num_steps=100)
+    params = {"x": jnp.ones(3)}
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    print(f"{path}: {optax.apply_updates(params, updates)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("path", nargs="?", default="mine.safetensors")
+    parser.add_argument("--num-outer-steps", type=int, default=100)
+    main(**vars(parser.parse_args()))

@@ -1,0 +1,79 @@
+"""An MLP with the features of Adafactor (Metz et al., 2022, arXiv:2203.11860)."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+from typing_extensions import override
+
+from lopt.adafactor_features import (
+    MOMENTUM,
+    NUM_FEATURES,
+    Decays,
+    apply_network,
+    init_accumulators,
+    update_accumulators,
+)
+from lopt.base import Theta
+from lopt.features import TIME_SCALES, time_features
+from lopt.network import check_sizes, init_layers
+from lopt.tensors import Clock, PerTensorOptimizer, Tensor
+
+
+@dataclass(frozen=True)
+class AdafactorMLP(PerTensorOptimizer):
+    """A tiny MLP on momenta, second moments and factored ones, with learned decays.
+
+    28 inputs and the time; 190 weights and 7 decays by default.
+    """
+
+    width: int = 4
+    """Units in each hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    step_scale: float = 1e-3
+    """Size of a step when the network's output is one."""
+
+    def __post_init__(self):
+        check_sizes(self.width, self.depth)
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        sizes = (NUM_FEATURES + len(TIME_SCALES), *[self.width] * self.depth, 2)
+        offsets = {
+            name: jnp.zeros(len(decays), jnp.float32)
+            for name, decays in Decays()._asdict().items()
+        }
+        return {
+            "network": init_layers(sizes, key, follow=MOMENTUM),
+            "decays": offsets,
+        }
+
+    @override
+    def init_tensor(self, param):
+        return init_accumulators(param)
+
+    @override
+    def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
+        grad, param, accumulators, _ = tensor
+        decays = Decays(
+            *(
+                _learned(getattr(Decays(), name), theta["decays"][name])
+                for name in Decays._fields
+            )
+        )
+        accumulators = update_accumulators(accumulators, grad, decays)
+        time = time_features(clock.step)
+        step = apply_network(
+            *(theta["network"], grad, param, accumulators, time),
+            extended=False,
+            scale=-self.step_scale,
+        )
+        return step, accumulators
+
+
+def _learned(decays, offsets):
+    """Returns ``1 - exp(10 (log(1 - decay) / 10 + offset))``, but never below zero."""
+    start = np.log1p(-np.asarray(decays)).astype(np.float32) / 10
+    return jnp.maximum(1 - jnp.exp(10 * (start + offsets)), 0.0)

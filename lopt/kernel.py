@@ -1,0 +1,66 @@
+"""A function of every parameter alone as a Pallas kernel: one pass over a tensor."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float
+
+_ROWS, _COLUMNS = 8, 1024  # of a block: a few registers for each value in flight
+
+
+def in_kernel(
+    call: Callable[[Sequence[Array], Sequence[Any]], Array],
+    arrays: Sequence[Float[Array, "..."]],
+    weights: Sequence[Float[Array, "..."]],
+    *,
+    interpret: bool = False,
+) -> Float[Array, "..."]:
+    """Calls ``call(arrays, weights)`` on one block of a tensor after the other.
+
+    Every array is read once, and nothing but the result is written. Layers must be
+    written out: weights are scalars, which `call` indexes one by one.
+
+    Args:
+        call: Treats every element alone.
+        arrays: Of the shape of the tensor, or 1 where they do not change along it.
+        weights: The same for all elements; scalars come as values.
+        interpret: Whether to run it without a compiler, to be tested.
+    """
+    shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
+    if len(shape) == 1:
+        rows = [x[None, :] for x in arrays]
+        return in_kernel(call, rows, weights, interpret=interpret)[0]
+    *lead, num_rows, num_columns = shape
+    block = [min(num_rows, _ROWS), min(num_columns, _COLUMNS)]
+    grid = (*lead, *(-(-n // b) for n, b in zip(shape[-2:], block, strict=True)))
+
+    def spec(x: Any) -> pl.BlockSpec:
+        """Returns which block of an array a place of the grid sees."""
+        sizes = [min(n, b) for n, b in zip(x.shape[-2:], block, strict=True)]
+        moves = [n > 1 for n in x.shape]
+        index = lambda *place: [p if m else 0 for p, m in zip(place, moves)]  # noqa: B905
+        return pl.BlockSpec((*[None] * len(lead), *sizes), lambda *p: tuple(index(*p)))
+
+    def kernel(*refs):
+        *inputs, out = refs
+        blocks = [ref[...] for ref in inputs[: len(arrays)]]
+        scalars = [
+            ref[0] if w.ndim == 0 else ref
+            for ref, w in zip(inputs[len(arrays) :], weights, strict=True)
+        ]
+        out[...] = jnp.broadcast_to(call(blocks, scalars), out.shape)
+
+    like = jax.ShapeDtypeStruct(shape, jnp.result_type(*arrays, *weights))
+    whole = pl.BlockSpec(memory_space=pltpu.SMEM)
+    return pl.pallas_call(
+        kernel,
+        grid=grid,
+        in_specs=[*map(spec, arrays), *[whole] * len(weights)],
+        out_specs=spec(like),
+        out_shape=like,
+        interpret=interpret,
+    )(*arrays, *(w.reshape(1) if w.ndim == 0 else w for w in weights))

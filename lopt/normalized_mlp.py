@@ -1,0 +1,100 @@
+"""An MLP with normalised steps, in the manner of Celo2 (Moudgil et al., 2026)."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+from typing_extensions import override
+
+from lopt.adafactor_features import (
+    MOMENTUM,
+    NUM_EXTENDED,
+    Decays,
+    apply_network,
+    init_accumulators,
+    update_accumulators,
+)
+from lopt.base import Theta
+from lopt.features import mean_square
+from lopt.network import check_sizes, init_layers
+from lopt.tensors import Clock, PerTensorOptimizer, Tensor
+
+_DECAYS = Decays(second_moment=(0.95,))
+
+
+@dataclass(frozen=True)
+class NormalizedMLP(PerTensorOptimizer):
+    """An MLP whose steps have the same size for every matrix: a learned direction.
+
+    30 inputs, none of them the time; 347 weights by default. Vectors are left to AdamW.
+    """
+
+    width: int = 8
+    """Units in each hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    learning_rate: float = 1e-3
+    """Root mean square of the step of every matrix; the learning rate of AdamW."""
+    weight_decay: float = 0.0
+    """Share of the parameters, times the learning rate, that each step takes off."""
+    orthogonalize: bool = False
+    """Whether steps of matrices are made orthogonal, as Muon does, before they are
+    normalised."""
+
+    def __post_init__(self):
+        check_sizes(self.width, self.depth)
+        if not (self.learning_rate > 0 and self.weight_decay >= 0):
+            raise ValueError(
+                "`learning_rate` must be positive and `weight_decay` not negative; got "
+                f"{self.learning_rate} and {self.weight_decay}. Try 1e-3 and 0."
+            )
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        sizes = (NUM_EXTENDED, *[self.width] * self.depth, 3)
+        return init_layers(sizes, key, follow=MOMENTUM + 1)
+
+    @override
+    def init_tensor(self, param):
+        return init_accumulators(param)
+
+    @override
+    def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
+        grad, param, accumulators, _ = tensor
+        accumulators = update_accumulators(accumulators, grad, _DECAYS)
+        if grad.ndim == 1:
+            direction = _adam(accumulators, clock)
+        else:
+            none = jnp.zeros(0, jnp.float32)
+            direction = apply_network(
+                theta, grad, param, accumulators, none, extended=True
+            )
+            if self.orthogonalize:
+                direction = orthogonalized(direction)
+            direction *= jax.lax.rsqrt(mean_square(direction) + 1e-12)
+        step = direction + self.weight_decay * param
+        return -self.learning_rate * step, accumulators
+
+
+def _adam(accumulators, clock: Clock) -> Float[Array, " n"]:
+    """Returns the direction of Adam, from the fastest momentum."""
+    count = clock.step.astype(jnp.float32) + 1
+    momentum = accumulators.momenta[0] / (1 - _DECAYS.momenta[0] ** count)
+    squares = accumulators.second_moment / (1 - _DECAYS.second_moment[0] ** count)
+    return momentum / (jnp.sqrt(squares) + 1e-8)
+
+
+def orthogonalized(tensor: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Brings the singular values of a tensor near one: five Newton-Schulz steps.
+
+    Dimensions before the last are taken together, as inputs of a layer.
+    """
+    matrix = tensor.reshape(-1, tensor.shape[-1])
+    is_tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.T if is_tall else matrix
+    x = x * jax.lax.rsqrt(jnp.sum(jnp.square(x)) + 1e-12)
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return (x.T if is_tall else x).reshape(tensor.shape)

@@ -1,0 +1,65 @@
+"""The kernel for TPUs computes what the plain path computes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from lopt import pointwise as module
+from lopt.adafactor_mlp import AdafactorMLP
+from lopt.mlp import PerParameterMLP
+from lopt.normalized_mlp import NormalizedMLP
+from meta_train.plan import tpu_devices
+
+OPTIMIZERS = [PerParameterMLP(width=4), AdafactorMLP(), NormalizedMLP(width=4)]
+SHAPES = [(20, 1030), (1_500,), (2, 3, 9, 40)]
+
+
+def grads_and_params(key, shape):
+    return [jax.random.normal(k, shape) for k in jax.random.split(key)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
+def test_the_kernel_equals_the_plain_path(optimizer, shape, key, monkeypatch):
+    transformation = optimizer.as_optax(optimizer.init_theta(key), 10)
+    grads, params = grads_and_params(key, shape)
+    _, state = transformation.update(grads, transformation.init(params), params)
+    expected, _ = transformation.update(grads, state, params)
+    kernels = []
+
+    def bind(*operands, **parameters):
+        if parameters["is_mean"]:
+            return module._plain(*operands, **parameters)
+        kernels.append(parameters["function"])
+        return module._in_kernel(*operands, interpret=True, **parameters)
+
+    monkeypatch.setattr(module._pointwise_p, "bind", bind)
+    found, _ = transformation.update(grads, state, params)
+    is_vector_of_adam = len(shape) == 1 and isinstance(optimizer, NormalizedMLP)
+    assert len(kernels) == (0 if is_vector_of_adam else 1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "optimizer",
+    [PerParameterMLP(), AdafactorMLP(), NormalizedMLP(orthogonalize=True)],
+    ids=lambda o: type(o).__name__,
+)
+def test_the_kernel_compiles_for_a_tpu(optimizer, key):
+    pytest.importorskip("libtpu", reason='NO COMPILER: pip install "lopt[tpu]"')
+    theta = optimizer.init_theta(key)
+    one = jax.sharding.SingleDeviceSharding(tpu_devices("v5e:2x2")[0])
+    on = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=one)
+    shapes = {"w": (1_000, 520), "b": (130,), "conv": (3, 3, 40, 64)}
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    transformation = optimizer.as_optax(theta, 100)
+    arguments = jax.tree.map(on, (params, transformation.init(params), params))
+    update = functools.partial(transformation.update, value=None)
+    compiled = jax.jit(update).trace(*arguments).lower().compile()
+    text = str(compiled.as_text())
+    num_vectors = 0 if isinstance(optimizer, NormalizedMLP) else 1
+    assert text.count('custom_call_target="tpu_custom_call"') == 2 + num_vectors

@@ -92,6 +92,13 @@ class _Classical(TensorOptimizer):
     def update_tensors(
         self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
+        missing = self.num_blocks > len(tensors)
+        if missing and any(tensor.param is None for tensor in tensors):
+            raise UserError(
+                "with `num_blocks` and tensors that have no gradient, the parameters "
+                "must tell which those are; got none. Call `update(grads, state, "
+                "params)`."
+            )
         results = []
         for grad, param, state, i in tensors:
             own = {k: x[i] for k, x in theta.items()} if self.num_blocks else theta

@@ -20,6 +20,7 @@ _SIGN = 1  # the feature that tells up from down
 _NUM_GATES = 4
 
 _normal = nn.initializers.lecun_normal()
+_INITIAL_OUTPUT = 2.0
 
 
 class LSTMState(NamedTuple):
@@ -130,22 +131,28 @@ def _features(grad: Float[Array, "*n"]) -> Float[Array, "2 ..."]:
 def _descend(theta: Theta) -> Theta:
     """Lets the first unit of both LSTMs carry the gradient's sign to the output.
 
-    What enters its memory has the sign, and gates, being positive, never turn it. All
-    other weights stay as sampled, but for those of the output, which are zero: random
-    ones would drift wherever the gradient is small.
+    The first LSTM's averages it over ten steps, so that steps across a valley cancel,
+    and the second's hands it on. All other weights stay as sampled, but for those of
+    the output, which are zero: random ones would drift where the gradient is small.
     """
     weights = theta["params"]
     first, second, output = weights["lstm_0"], weights["lstm_1"], weights["kernel"]
+    width = len(output)
 
-    def carry(kernel, row):
-        return kernel.at[:, 0].set(0.0).at[row, 0].set(2.0)
+    def carry(lstm, row, *logits):
+        units = width * jnp.arange(_NUM_GATES)  # the first of every gate
+        kernel = lstm["kernel"].at[:, units].set(0.0).at[row, 0].set(2.0)
+        gates = jnp.asarray([0.0, *logits], jnp.float32)
+        return {"kernel": kernel, "bias": lstm["bias"].at[units].set(gates)}
 
+    is_open, is_shut = 2.2, -2.2  # nine tenths, one tenth
     return {
         "params": {
-            "lstm_0": {**first, "kernel": carry(first["kernel"], _SIGN)},
-            "lstm_1": {**second, "kernel": carry(second["kernel"], 0)},
-            # The path shrinks the sign to a quarter: steps start as long as they may.
-            "kernel": jnp.zeros_like(output).at[0].set(-4.0),
+            # Write, keep, read.
+            "lstm_0": carry(first, _SIGN, is_shut, is_open, is_open),
+            "lstm_1": carry(second, 0, is_open, is_shut, is_open),
+            # The path shrinks the sign by half: steps start as long as they may.
+            "kernel": jnp.zeros_like(output).at[0].set(-_INITIAL_OUTPUT),
             "bias": weights["bias"],
         }
     }

@@ -1,6 +1,5 @@
 """What estimators share: a population along the leading axis, and its average."""
 
-import functools
 from abc import abstractmethod
 from collections.abc import Callable
 
@@ -14,8 +13,6 @@ from typing_extensions import override
 from meta_train import sharding
 from meta_train.estimators.base import Estimate, GradientEstimator
 from tasks.base import Data, State, Theta, UnrolledSystem
-
-_LARGE_MEMBER = 2**20  # bytes
 
 
 class Sample(struct.PyTreeNode):
@@ -93,23 +90,12 @@ def update_population(
             devices share the members.
     """
     members = (*args, _member_keys(key, num))
+    if not (one_by_one or deterministic):
+        samples, state = jax.vmap(lambda *member: update(shared, *member))(*members)
+        return average(samples), state
     one = lambda shared, member: update(shared, *member)
-    in_turn = functools.partial(sharding.map_one_by_one, one)
-    at_once = jax.vmap(one, (None, 0))
-    if one_by_one or deterministic:
-        samples, state = in_turn(shared, members)
-        return average(sharding.gather(samples) if deterministic else samples), state
-    if _num_bytes(args) / num < _LARGE_MEMBER:
-        samples, state = at_once(shared, members)
-    else:  # in the cache of a CPU there is room for one
-        samples, state = jax.lax.platform_dependent(
-            shared, members, cpu=in_turn, default=at_once
-        )
-    return average(samples), state
-
-
-def _num_bytes(tree: State) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    samples, state = sharding.map_one_by_one(one, shared, members)
+    return average(sharding.gather(samples) if deterministic else samples), state
 
 
 def make_sample(

@@ -94,9 +94,12 @@ def test_how_it_is_computed_is_chosen_when_it_is_compiled(width, key):
     assert len(jax.make_jaxpr(ours)(*arguments).eqns) == 1
     text = jax.jit(ours).lower(*arguments).as_text()
     assert ("dot_general" in text, "while" in text) == (width > 4, width > 4)
-    lowered = jax.jit(ours).trace(*arguments).lower(lowering_platforms=("tpu",))
-    assert "dot_general" in lowered.as_text()
-    assert "while" not in lowered.as_text()
+    elsewhere = lambda name: (
+        jax.jit(ours).trace(*arguments).lower(lowering_platforms=(name,)).as_text()
+    )
+    assert "tpu_custom_call" in elsewhere("tpu")
+    assert "dot_general" in elsewhere("cuda")
+    assert "while" not in elsewhere("cuda")
 
 
 def test_what_is_sharded_is_not_gathered_by_a_loop(width, key):

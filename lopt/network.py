@@ -99,7 +99,8 @@ def fold(
     (kernel, bias), *rest = layers_of(theta)
     num = squares.shape[0]
     scaled = kernel[:num] * jax.lax.rsqrt(1e-5 + squares)[:, None]
-    return [(scaled, bias + constants @ kernel[num:]), *rest]
+    first = scaled, bias + constants @ kernel[num:]
+    return [(kernel.T, bias) for kernel, bias in (first, *rest)]
 
 
 def linear(

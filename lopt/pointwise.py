@@ -18,8 +18,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PyTree
 
 Layers: TypeAlias = Sequence[tuple[Any, Any]]
-"""A kernel and a bias each, with a ReLU between one and the next; arrays, or what is
-indexed like them."""
+"""A kernel of (outputs, inputs) and a bias each, with a ReLU between one and the next;
+arrays, or what is indexed like them."""
 Apply: TypeAlias = Callable[[Sequence[Array], Layers], Sequence[Array]]
 """Applies layers: arrays in, one for each input; arrays out, one for each output."""
 Function: TypeAlias = Callable[[Apply, Sequence[Array], PyTree], Array]
@@ -29,7 +29,7 @@ _WRITTEN_OUT = 256  # the largest kernel, in weights
 _IN_A_ROW = 8  # terms that are added one after the other
 # Parameters at a time. The activations of a small block stay in the fastest cache; of
 # a large one all cores can have a share, which is worth it where there are many.
-_SMALL_BLOCK, _LARGE_BLOCK, _MANY = 320, 32_768, 2**20
+_SMALL_BLOCK, _LARGE_BLOCK, _MANY = 640, 32_768, 2**20
 
 
 def pointwise(
@@ -77,10 +77,11 @@ def multiply(rows: Sequence[Array], layers: Layers) -> Sequence[Array]:
     """Applies layers as matrix products."""
     shape = jnp.broadcast_shapes(*(row.shape for row in rows))
     x = jnp.stack([jnp.broadcast_to(row, shape).reshape(-1) for row in rows])
-    for i, (kernel, bias) in enumerate(layers):
-        x = jax.nn.relu(x) if i else x
-        x = kernel.T @ x + bias[:, None]
-    return [row.reshape(shape) for row in x]
+    *before, (kernel, bias) = layers
+    for hidden in before:
+        x = jax.nn.relu(hidden[0] @ x + hidden[1][:, None])
+    # One by one: what uses a row takes in its bias.
+    return [row.reshape(shape) + b for row, b in zip(kernel @ x, bias, strict=True)]
 
 
 def multiply_but_last(rows: Sequence[Array], layers: Layers) -> Sequence[Array]:
@@ -106,7 +107,7 @@ def _unit(rows: Sequence[Array], kernel: Any, bias: Any, j: int) -> Array:
     order = sorted(range(len(rows)), key=lambda i: rows[i].size)
     sums = [bias[j]]
     for count, i in enumerate(order):
-        term = kernel[i, j] * rows[i]
+        term = kernel[j, i] * rows[i]
         # Sums of a few terms do not wait for each other.
         is_next = count % _IN_A_ROW and rows[i].shape == sums[-1].shape
         sums[-1:] = [sums[-1] + term] if is_next else [sums[-1], term]

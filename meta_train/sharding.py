@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from meta_train.trainer import OuterState
 
 AXIS = "pairs"
+_LARGE_MEMBER = 2**21  # in bytes
 Tree = TypeVar("Tree")
 Shared = TypeVar("Shared")
+Rest = TypeVar("Rest")
 Result = TypeVar("Result")
 
 
@@ -80,33 +82,73 @@ def gather(populations: Tree) -> Tree:
 
 
 def map_one_by_one(
-    function: Callable[[Shared, Tree], Result], shared: Shared, populations: Tree
-) -> Result:
-    """Calls ``function(shared, member)`` on one member after the other.
+    function: Callable[[Shared, Tree, Rest], tuple[Result, Tree]],
+    shared: Shared,
+    state: Tree,
+    rest: Rest,
+    *,
+    isolated: bool,
+) -> tuple[Result, Tree]:
+    """Calls ``function(shared, state, rest)`` on one member after the other.
 
-    Each device does so with its own ones.
+    It returns a result and the member's new state, which takes the place of the old.
+    Each device does so with its own members.
+
+    Args:
+        function: Of one member.
+        shared: What all of them get.
+        state: What each of them carries, along the leading axis.
+        rest: What else each of them gets.
+        isolated: Whether results must not depend, in any bit, on how many there are.
+    """
+    call = _isolate(function) if isolated else function
+
+    def apply(shared, state, rest):
+        at = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+        num = jax.tree.leaves(rest)[0].shape[0]
+        shapes = jax.eval_shape(lambda: call(shared, at(state, 0), at(rest, 0))[0])
+        empty = jax.tree.map(lambda x: jnp.zeros((num, *x.shape), x.dtype), shapes)
+
+        def body(i, carry):
+            new = call(shared, at(carry[1], i), at(rest, i))
+            return jax.tree.map(lambda whole, part: whole.at[i].set(part), carry, new)
+
+        return jax.lax.fori_loop(0, num, body, (empty, state))
+
+    if not _can_split((state, rest)):
+        return apply(shared, state, rest)
+    own, all_ = PartitionSpec(AXIS), PartitionSpec()
+    return jax.shard_map(
+        apply, in_specs=(all_, own, own), out_specs=own, check_vma=False
+    )(shared, state, rest)
+
+
+def _isolate(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Returns the function in a loop of its own.
+
+    The compiler can neither take it apart nor move anything out of it: for another
+    number of members it would fuse what is in it with other operations, and round
+    otherwise.
     """
 
-    def apply(shared, populations):
-        return jax.lax.map(lambda member: alone(shared, member), populations)
-
-    def alone(shared, member):
-        # In a loop of its own that the compiler can neither take apart nor move
-        # anything out of: for another number of members it would fuse what is in it
-        # with other operations, and round otherwise.
-        shapes = jax.eval_shape(function, shared, member)
+    def call(shared, *member):
+        shapes = jax.eval_shape(function, shared, *member)
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         used = jax.tree.map(jnp.zeros_like, member)
         one = jax.lax.optimization_barrier(jnp.ones((), jnp.int32))
-        body = lambda _, carry: (used, function(shared, carry[0]))
+        body = lambda _, carry: (used, function(shared, *carry[0]))
         return jax.lax.fori_loop(0, one, body, (member, empty))[1]
 
-    if not _can_split(populations):
-        return apply(shared, populations)
-    own, all_ = PartitionSpec(AXIS), PartitionSpec()
-    return jax.shard_map(apply, in_specs=(all_, own), out_specs=own, check_vma=False)(
-        shared, populations
-    )
+    return call
+
+
+def prefer_one_by_one(populations: Any) -> bool:
+    """Says whether members are so large that a CPU takes one after the other.
+
+    Each then stays in the cache for a whole window; small ones cost less together.
+    """
+    sizes = [x.size * x.dtype.itemsize // x.shape[0] for x in _arrays(populations)]
+    return _platform() == "cpu" and sum(sizes) >= _LARGE_MEMBER
 
 
 def _can_split(populations: Any) -> bool:
@@ -114,6 +156,17 @@ def _can_split(populations: Any) -> bool:
     return num > 1 and all(
         leaf.shape[0] % num == 0 for leaf in jax.tree.leaves(populations)
     )
+
+
+def _arrays(tree: Any) -> list[Any]:
+    keys = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return [x for x in jax.tree.leaves(tree) if not keys(x)]
+
+
+def _platform() -> str:
+    """Returns what a program is being traced for."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
 
 
 def _num_devices() -> int:

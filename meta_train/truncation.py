@@ -13,6 +13,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from meta_train import sharding
 from meta_train.unroll import unroll
 from tasks.base import Data, State, Theta, UnrolledSystem
 
@@ -201,9 +202,14 @@ class Truncation:
             own, losses = self.advance(system, data, theta, own, key, length=length)
             return own.state, losses, (own.age, own.end)
 
-        states, losses, (age, end) = jax.vmap(advance, out_axes=(0, 0, None))(
-            thetas, episode.state
-        )
+        if sharding.prefer_one_by_one(episode.state):
+            states, losses, clocks = jax.lax.map(
+                lambda partner: advance(*partner), (thetas, episode.state)
+            )
+            age, end = (x[0] for x in clocks)
+        else:
+            over = jax.vmap(advance, out_axes=(0, 0, None))
+            states, losses, (age, end) = over(thetas, episode.state)
         return Episode(state=states, age=age, end=end), losses
 
     def whole_episode(

@@ -82,6 +82,7 @@ class PairEstimator(PopulationEstimator):
             (data, theta),
             state,
             noise,
+            one_by_one=sharding.prefer_one_by_one(state),
             deterministic=self.deterministic,
         )
         if self.normalize:

@@ -91,7 +91,7 @@ class GuidedES(GradientEstimator):
         key_all, key_along, key_pairs = jax.random.split(key, 3)
         mean_horizon = self.truncation.mean_horizon()
 
-        def update_pair(shared, noise, key):
+        def update_pair(shared, _, noise, key):
             data, theta = shared
             losses = jax.vmap(
                 lambda theta: self.truncation.whole_episode(system, data, theta, key)
@@ -104,6 +104,7 @@ class GuidedES(GradientEstimator):
             self.num_pairs,
             key_pairs,
             (data, theta),
+            (),
             noise,
             deterministic=self.deterministic,
         )

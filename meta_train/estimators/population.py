@@ -72,29 +72,32 @@ def update_population(
     num: int,
     key: PRNGKeyArray,
     shared: State,
+    state: State,
     *args: State,
     one_by_one: bool = False,
     deterministic: bool = False,
 ) -> tuple[Estimate, State]:
-    """Calls ``update(shared, *args[i], key_i)`` on the population; averages samples.
+    """Calls ``update(shared, state_i, *args_i, key_i)`` on all; averages samples.
 
     Args:
-        update: Of one member.
+        update: Of one member; returns its sample and its new state.
         num: Members.
         key: They get a key each from it.
         shared: What all of them get.
-        *args: What each of them gets, along the leading axis.
-        one_by_one: Whether to take one after the other, as they differ in how much
-            work they are; otherwise all at once.
+        state: What each of them carries, along the leading axis.
+        *args: What else each of them gets.
+        one_by_one: Whether to take one after the other; otherwise all at once.
         deterministic: Whether the results must not depend, in any bit, on how many
             devices share the members.
     """
-    members = (*args, _member_keys(key, num))
+    rest = (*args, _member_keys(key, num))
+    one = lambda shared, state, rest: update(shared, state, *rest)
     if not (one_by_one or deterministic):
-        samples, state = jax.vmap(lambda *member: update(shared, *member))(*members)
+        samples, state = jax.vmap(one, (None, 0, 0))(shared, state, rest)
         return average(samples), state
-    one = lambda shared, member: update(shared, *member)
-    samples, state = sharding.map_one_by_one(one, shared, members)
+    samples, state = sharding.map_one_by_one(
+        one, shared, state, rest, isolated=deterministic
+    )
     return average(sharding.gather(samples) if deterministic else samples), state
 
 

@@ -23,9 +23,9 @@ def make(key, *batch, width=4):
     draw = lambda i, *shape: jax.random.normal(jax.random.fold_in(key, i), shape)
     shapes = [SHAPE, (1, SHAPE[1]), (SHAPE[0], 1), SHAPE]
     arrays = [draw(i, *batch, *shape) for i, shape in enumerate(shapes)]
-    sizes = [(5, width), (width, width), (width, 2)]
+    sizes = [(width, 5), (width, width), (2, width)]
     return arrays, [
-        (draw(10 + i, *batch, *size) / size[0] ** 0.5, draw(20 + i, *batch, size[1]))
+        (draw(10 + i, *batch, *size) / size[1] ** 0.5, draw(20 + i, *batch, size[0]))
         for i, size in enumerate(sizes)
     ]
 
@@ -34,7 +34,7 @@ def plain(arrays, layers):
     whole = [jnp.broadcast_to(x, SHAPE).reshape(-1) for x in arrays]
     x = jnp.stack([*whole, whole[0] * whole[1]])
     for i, (kernel, bias) in enumerate(layers):
-        x = kernel.T @ (jax.nn.relu(x) if i else x) + bias[:, None]
+        x = kernel @ (jax.nn.relu(x) if i else x) + bias[:, None]
     return (x[0] * jnp.exp(0.1 * x[1])).reshape(SHAPE)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lopt.schedules import ScheduledSGD
+from meta_train import sharding
 from meta_train.estimators import (
     ARTBP,
     ESTIMATORS,
@@ -58,6 +59,31 @@ def test_it_updates_purely_and_compiles_once(name, key):
         chex.assert_tree_all_finite(estimate)
         state = following
     assert estimator.num_inner_steps >= estimator.population_size * 5
+
+
+@pytest.mark.parametrize("kind", [PES, GeneralizedPES, NoiseReuseES, PESAnalytic])
+def test_large_pairs_one_after_the_other_are_the_same(kind, key, monkeypatch):
+    estimator = kind(Truncation(length=5, horizon=10), num_pairs=4, std=0.1)
+    data, theta = SYSTEM.load(), SYSTEM.init_theta(key)
+
+    def updates():
+        update = jax.jit(lambda *args: estimator.update(SYSTEM, data, theta, *args))
+        estimate, state = update(estimator.init(SYSTEM, data, theta, key), key)
+        for i in range(3):
+            estimate, state = update(state, jax.random.fold_in(key, i))
+        return estimate, state
+
+    together, calls = updates(), []
+    one_by_one = sharding.map_one_by_one
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs)
+        return one_by_one(*args, **kwargs)
+
+    monkeypatch.setattr(sharding, "map_one_by_one", counted)
+    monkeypatch.setattr(sharding, "_LARGE_MEMBER", 0)
+    chex.assert_trees_all_close(updates(), together, rtol=1e-3, atol=1e-5)
+    assert calls == [{"isolated": False}]
 
 
 @pytest.mark.parametrize("kind", [PES, TruncatedES, FullES])
@@ -199,7 +225,7 @@ def updates(estimator, system, num, key):
 NOISY = InnerTraining(RandomQuadratic(dim=4, noise_std=1.0), ScheduledSGD(0.1))
 
 
-@pytest.mark.parametrize("length", [4, 20])
+@pytest.mark.parametrize("length", [4, pytest.param(20, marks=pytest.mark.slow)])
 def test_generalized_pes_renewed_with_each_window_is_pes(length, key):
     truncation = Truncation(length, horizon=20)
     pes = PES(truncation, num_pairs=8, std=0.1)

@@ -26,7 +26,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 test-fast: $(VENV)/.installed-dev
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m slow

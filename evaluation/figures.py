@@ -123,7 +123,7 @@ def _draw_curves(results: Results) -> Figure:
                 alpha=0.15,
                 lw=0,
             )
-        axis.set(title=f"{case['name']} ({case['reason']})", yscale="log")
+        axis.set(title=_title(case), yscale="log")
         _finish(axis)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("training loss", fontsize=9)
@@ -139,7 +139,7 @@ def _draw_test(results: Results) -> Figure:
             look = _look(results, name)
             look["markevery"] = 1
             axis.plot(curve["steps"], losses, label=name, ms=4, **look)
-        axis.set(title=f"{case['name']} ({case['reason']})", yscale="log")
+        axis.set(title=_title(case), yscale="log")
         _finish(axis)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("test loss", fontsize=9)
@@ -186,15 +186,25 @@ def _draw_generalisation(results: Results) -> Figure:
             )
     axis.axvline(1.0, color="0.6", lw=0.8, ls=":")
     axis.set_yticks(range(len(cases)))
-    labels = [f"{c['name']}, {c['num_steps']} ({c['reason']})" for c in cases]
+    labels = [_title(c, f", {c['num_steps']}") for c in cases]
     axis.set_yticklabels(labels, fontsize=8)
     axis.invert_yaxis()
     axis.set(xlabel="speed-up", xscale="log")
-    axis.set_xticks([0.25, 0.5, 1, 2, 3], ["1/4", "1/2", "1", "2", "3"])
+    low, high = map(math.log2, axis.get_xlim())
+    powers = range(math.ceil(min(low, -1)), math.floor(max(high, 1)) + 1)
+    powers = [k for k in powers if k % (1 + len(powers) // 8) == 0]
+    axis.set_xticks(
+        [2.0**k for k in powers], [f"1/{2**-k}" if k < 0 else f"{2**k}" for k in powers]
+    )
     axis.minorticks_off()
     axis.legend(fontsize=8, frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _title(case: Mapping[str, Any], steps: str = "") -> str:
+    name, reason = case["name"], case["reason"]
+    return f"{name}{steps}" + ("" if name.endswith(reason) else f" ({reason})")
 
 
 def _draw_sensitivity(results: Results) -> Figure:
@@ -208,7 +218,7 @@ def _draw_sensitivity(results: Results) -> Figure:
             at = min(range(len(best)), key=lambda i: best[i])
             axis.plot(rates[at], best[at], "o", ms=4, color=look["color"])
         start = max(case["methods"]["adam"]["curve"]["mean"][:1], default=None)
-        axis.set(title=f"{case['name']} ({case['reason']})", xscale="log", yscale="log")
+        axis.set(title=_title(case), xscale="log", yscale="log")
         if start is not None:
             axis.set_ylim(top=2 * start)
         _finish(axis, legend=False)

@@ -1,5 +1,6 @@
 """How large a task is and what a step of it costs, from shapes alone."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ class Size(NamedTuple):
     flops: float
 
 
+@functools.cache
 def size(family: Family) -> Size:
     """Returns the size of a task; wrappers around it cost nothing to speak of."""
     while hasattr(family, "task"):

@@ -1,15 +1,11 @@
 """Every registered optimizer keeps every item of the contract of an optax optimizer."""
 
 import functools
-import json
 import re
-import subprocess
-import sys
 from typing import NamedTuple
 
 import chex
 import equinox as eqx
-import filelock
 import flax.core
 import flax.linen as nn
 import flax.serialization
@@ -20,12 +16,9 @@ import optax
 import orbax.checkpoint
 import pytest
 from flax import nnx
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from lopt.errors import UserError
 from lopt.registry import OPTIMIZERS
-from tests.conftest import command_environment
 
 NUM_STEPS = 10
 PARAMS = {"b": np.linspace(-1, 1, 3), "w": np.linspace(-1, 2, 6).reshape(2, 3)}
@@ -378,137 +371,6 @@ def test_scan_is_a_loop(name):
     last_updates, last_params, _ = train(tx, ONE)
     chex.assert_trees_all_close(updates["w"][-1], last_updates["w"], rtol=1e-4)
     chex.assert_trees_all_close(params, last_params, rtol=1e-6)
-
-
-# Several devices, in a process that has them: `python -c` calls `report_devices`.
-
-LARGE = {"w": jnp.linspace(-1, 2, 24).reshape(3, 8)}
-SPEC = P(None, "x")
-
-
-def lost_shardings(mesh, tree):
-    """Returns what has the parameter's shape in it and is not sharded like it."""
-    (param,), lost = LARGE.values(), []
-    for leaf in jax.tree.leaves(tree):
-        more = (None,) * (leaf.ndim - param.ndim)  # such as the units of a network
-        if leaf.ndim < param.ndim:
-            continue
-        elif leaf.shape[-param.ndim :] == param.shape:
-            spec = P(*more, *SPEC)
-        elif leaf.shape[: param.ndim] == param.shape:
-            spec = P(*SPEC, *more)
-        else:
-            continue
-        if not leaf.sharding.is_equivalent_to(NamedSharding(mesh, spec), leaf.ndim):
-            lost.append(f"{leaf.shape}: {leaf.sharding}")
-    return lost
-
-
-@functools.cache
-def on_one_device(name):
-    tx = make(name)
-    step = jax.jit(functools.partial(tx.update, value=loss()))
-    return step(gradients(LARGE), tx.init(LARGE), LARGE)
-
-
-def sharded(name, kind):
-    """Returns what is not sharded like the parameters, and how far numbers are off."""
-    tx, expected, lost = make(name), on_one_device(name), {}
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
-    step = jax.jit(functools.partial(tx.update, value=loss()))
-    with jax.set_mesh(mesh):
-        place = lambda tree: jax.device_put(tree, NamedSharding(mesh, SPEC))
-        params = place(LARGE)
-        state = tx.init(params)
-        lost["init"] = lost_shardings(mesh, state)
-        lost["jit init"] = lost_shardings(mesh, jax.jit(tx.init)(params))
-        updates, state = step(place(gradients(LARGE)), state, params)
-        lost["update"] = lost_shardings(mesh, state)
-    return lost, largest_difference((updates, state), expected)
-
-
-def data_parallel(name):
-    """Returns how far training on shares of the data is off."""
-    tx, expected = make(name), on_one_device(name)
-    mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
-
-    def step(share, params, state):
-        grads = jax.tree.map(lambda x: jax.lax.pmean(x[0], "x"), share)
-        return tx.update(grads, state, params, value=loss())
-
-    step = jax.shard_map(step, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P())
-    # Of which the gradient is the mean.
-    weights = jnp.asarray([0.0, 2.0, 0.5, 1.5]).reshape(4, 1, 1)
-    shares = jax.tree.map(lambda x: weights * x[None], gradients(LARGE))
-    return largest_difference(jax.jit(step)(shares, LARGE, tx.init(LARGE)), expected)
-
-
-def largest_difference(found, expected):
-    chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    off = lambda a, b: np.max(np.abs(np.asarray(a) - np.asarray(b)), initial=0.0)
-    return max(float(off(a, b)) for a, b in pairs)
-
-
-CHECKS = {
-    "auto": functools.partial(sharded, kind=AxisType.Auto),
-    "explicit": functools.partial(sharded, kind=AxisType.Explicit),
-    "shard_map": data_parallel,
-}
-
-
-def report_devices():
-    """Prints what every optimizer does on several devices; an error as its text."""
-    report = {}
-    for name in OPTIMIZERS:
-        for check, run in CHECKS.items():
-            try:
-                report[f"{name} {check}"] = run(name)
-            except Exception as error:
-                report[f"{name} {check}"] = f"{type(error).__name__}: {error}"
-    print(json.dumps(report))
-
-
-@pytest.fixture(scope="session")
-def devices(tmp_path_factory, worker_id):
-    """Runs `report_devices` on four devices, once for all workers of pytest."""
-    directory = tmp_path_factory.getbasetemp()
-    path = (directory if worker_id == "master" else directory.parent) / "devices.json"
-    with filelock.FileLock(f"{path}.lock"):
-        if not path.exists():
-            code = "from tests.lopt import test_contract as t; t.report_devices()"
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                env=command_environment(JAX_NUM_CPU_DEVICES="4"),
-                capture_output=True,
-                text=True,
-            )
-            assert done.returncode == 0, done.stderr
-            path.write_text(done.stdout.splitlines()[-1])
-    return json.loads(path.read_text())
-
-
-@every_optimizer
-def test_the_state_is_sharded_like_the_parameters(name, devices):
-    assert not isinstance(devices[f"{name} auto"], str), devices[f"{name} auto"]
-    lost, difference = devices[f"{name} auto"]
-    # Compiled alone, `init` reads no parameter and XLA places its zeros, Adam's too.
-    assert {**lost, "jit init": []} == {"init": [], "jit init": [], "update": []}
-    assert difference < 1e-5
-
-
-@every_optimizer
-def test_shardings_in_types_are_kept(name, devices):
-    assert not isinstance(devices[f"{name} explicit"], str), devices[f"{name} explicit"]
-    lost, difference = devices[f"{name} explicit"]
-    assert lost == {"init": [], "jit init": [], "update": []}
-    assert difference < 1e-5
-
-
-@every_optimizer
-def test_shard_map_over_the_data(name, devices):
-    assert not isinstance(devices[f"{name} shard_map"], str), devices
-    assert devices[f"{name} shard_map"] < 1e-5
 
 
 # The state.

@@ -126,7 +126,9 @@ def test_a_killed_run_resumes_to_bitwise_the_same_theta(
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_request_to_stop_saves_and_exits_cleanly(
     number, whole_run, tmp_path, lopt_command
 ):

@@ -3,8 +3,8 @@
 The job: an MLP 784-128-128-10 with batches of 128, trained by a per-parameter MLP of
 19-32-32-2, which PES meta-trains with 16 pairs over 1,000 steps, in windows of 4 and
 of 20. One outer update takes ``2 * pairs * window`` inner steps. The batches are drawn
-from MNIST, which must be there, or from another `--dataset`. `--num-devices 2` lets two
-cores share the pairs, as `JAX_NUM_CPU_DEVICES=2 lopt meta-train ...` does.
+from MNIST, which must be there, or from another `--dataset`. Every core is a device, as
+in `lopt meta-train`; `--num-devices 1` lets all of them be one.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import jax
 
 from lopt.__main__ import tune_cpu_compiler
 from lopt.mlp import PerParameterMLP
+from meta_train import cores
 from meta_train.estimators import PES
 from meta_train.inner_training import InnerTraining
 from meta_train.outer_optimizer import OuterAdam
@@ -28,14 +29,17 @@ def main() -> None:
     parser.add_argument("--dataset", default="mnist")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4, 20])
     parser.add_argument("--num-rounds", type=int, default=5)
-    parser.add_argument("--num-devices", type=int, default=1)
+    parser.add_argument("--num-devices", type=int)
     options = parser.parse_args()
     tune_cpu_compiler()
-    jax.config.update("jax_num_cpu_devices", options.num_devices)
     task = MLP(options.dataset, batch_size=128, width=128)
+    system = InnerTraining(task, PerParameterMLP())
+    if options.num_devices is None:
+        cores.share([system], 16)
+    else:
+        jax.config.update("jax_num_cpu_devices", options.num_devices)
     for length in options.lengths:
         estimator = PES(Truncation(length, 1_000), num_pairs=16, std=0.01)
-        system = InnerTraining(task, PerParameterMLP())
         trainer = Trainer((system,), estimator, OuterAdam(), 1_000)
         data = trainer.load()
         begin = time.perf_counter()

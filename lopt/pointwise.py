@@ -152,9 +152,10 @@ def _in_blocks(*operands, num_batch, **params):
         found = _in_blocks(*flat, *operands[len(arrays) :], num_batch=0, **params)
         return found if params["is_mean"] else found.reshape(arrays[0].shape)
     shape = cast(tuple[int, ...], jnp.broadcast_shapes(*(x.shape for x in arrays)))
-    is_many, is_narrow = math.prod(shape) >= _MANY, _is_narrow(operands, **params)
-    block = _block_shape(shape, _LARGE_BLOCK if is_many or is_narrow else _SMALL_BLOCK)
-    apply = write_out if is_narrow else multiply if is_many else multiply_but_last
+    is_narrow = _is_narrow(operands, **params)
+    is_large = math.prod(shape) >= _MANY or is_narrow
+    block = _block_shape(shape, _LARGE_BLOCK if is_large else _SMALL_BLOCK)
+    apply = write_out if is_narrow else multiply if is_large else multiply_but_last
     if block == shape:
         return _call(apply, *operands, num_batch=0, **params)
     counts = [-(-n // b) for n, b in zip(shape, block, strict=True)]
@@ -173,26 +174,38 @@ def _in_blocks(*operands, num_batch, **params):
                 new = new & (where >= begin)
         return starts, new
 
-    def values(i, out):
-        starts, _ = place(i)
-        parts = [_slice(x, starts, block) for x in arrays]
-        found = params["function"](apply, parts, weights)
-        return jax.lax.dynamic_update_slice(out, found, starts)
+    def find(i):
+        parts = [_slice(x, place(i)[0], block) for x in arrays]
+        return params["function"](apply, parts, weights)
+
+    def write(i, out, found):
+        return jax.lax.dynamic_update_slice(out, found, place(i)[0])
+
+    def write_later(i, carry):
+        # Finding and writing would become one operation. In large blocks each block is
+        # written in the next round: what only finds is split among the cores.
+        return write(jnp.maximum(i - 1, 0), *carry), find(i)
 
     def sums(i, totals):
         starts, new = place(i)
         found = params["function"]([_slice(x, starts, block) for x in arrays])
-        each = [jnp.sum(jnp.where(new, jnp.square(x), 0.0)) for x in found]
-        return totals + jnp.stack(each)
+        rows = [jnp.sum(jnp.where(new, jnp.square(x), 0.0), -1) for x in found]
+        return totals + jnp.stack(rows)
 
+    num = math.prod(counts)
     like = jax.eval_shape(
         functools.partial(_call, apply, num_batch=0, **params), *operands
     )
-    empty = jnp.zeros(like.shape, like.dtype)
     if params["is_mean"]:
-        totals = jax.lax.fori_loop(0, math.prod(counts), sums, empty)
-        return totals / math.prod(shape)
-    return jax.lax.fori_loop(0, math.prod(counts), values, empty)
+        # Of rows, which are split among the cores too.
+        none = jnp.zeros((*like.shape, *block[:-1]), like.dtype)
+        totals = jax.lax.fori_loop(0, num, sums, none)
+        return jnp.sum(totals, range(1, totals.ndim)) / math.prod(shape)
+    empty = jnp.zeros(like.shape, like.dtype)
+    if not is_large:
+        return jax.lax.fori_loop(0, num, lambda i, out: write(i, out, find(i)), empty)
+    first = jnp.zeros(block, like.dtype)
+    return write(num - 1, *jax.lax.fori_loop(0, num, write_later, (empty, first)))
 
 
 def _block_shape(shape: Sequence[int], room: int) -> tuple[int, ...]:

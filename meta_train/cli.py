@@ -52,7 +52,7 @@ def meta_train(arguments: Sequence[str]) -> int:
     chosen, flags = parts.parse_known_args(rest)
     if not chosen.tasks and not any(flag.startswith("--systems") for flag in flags):
         preset.check_prepared(flags)
-    from meta_train import distributed
+    from meta_train import cores, distributed
     from meta_train.config import MetaTrainConfig
     from meta_train.preset_configs import CONFIGS, compose
     from meta_train.run import meta_train as run
@@ -72,6 +72,7 @@ def meta_train(arguments: Sequence[str]) -> int:
         ),
     )
     distributed.start(launch)
+    cores.share(config.systems, config.estimator.population_size)
     run(config)
     return 0
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meta_train.trainer import OuterState
 
 AXIS = "pairs"
-_LARGE_MEMBER = 2**21  # in bytes
+LARGE_MEMBER = 2**21  # in bytes
 Tree = TypeVar("Tree")
 Shared = TypeVar("Shared")
 Rest = TypeVar("Rest")
@@ -147,8 +147,8 @@ def prefer_one_by_one(populations: Any) -> bool:
 
     Each then stays in the cache for a whole window; small ones cost less together.
     """
-    sizes = [x.size * x.dtype.itemsize // x.shape[0] for x in _arrays(populations)]
-    return _platform() == "cpu" and sum(sizes) >= _LARGE_MEMBER
+    num = jax.tree.leaves(populations)[0].shape[0]
+    return _platform() == "cpu" and num_bytes(populations) >= num * LARGE_MEMBER
 
 
 def _can_split(populations: Any) -> bool:
@@ -158,9 +158,11 @@ def _can_split(populations: Any) -> bool:
     )
 
 
-def _arrays(tree: Any) -> list[Any]:
-    keys = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    return [x for x in jax.tree.leaves(tree) if not keys(x)]
+def num_bytes(tree: Any) -> int:
+    """Returns the size of all arrays but keys."""
+    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    arrays = [x for x in jax.tree.leaves(tree) if not is_key(x)]
+    return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
 def _platform() -> str:

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from lopt import pointwise as module
-from lopt.pointwise import multiply, multiply_but_last, pointwise, write_out
+from lopt.pointwise import (
+    mean_squares,
+    multiply,
+    multiply_but_last,
+    pointwise,
+    write_out,
+)
 
 SHAPE, NUM_BATCH = (5, 9), 4
 
@@ -47,18 +53,32 @@ def assert_same(a, b):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(params=["narrow", "wide"], autouse=True)
+@pytest.fixture(params=["narrow", "wide", "narrow, many", "wide, many"], autouse=True)
 def width(request, monkeypatch):
-    """Narrow layers are written out; wide ones go over the tensor in blocks of 7."""
+    """Narrow layers are written out; wide ones go over the tensor in blocks of 7.
+
+    Where there are many parameters, both go in blocks, of which all cores have a share.
+    """
+    kind, _, many = request.param.partition(", ")
     monkeypatch.setattr(module, "_SMALL_BLOCK", 7)
+    if many:
+        monkeypatch.setattr(module, "_LARGE_BLOCK", 7)
+        monkeypatch.setattr(module, "_MANY", 1)
     jax.clear_caches()
-    return {"narrow": 4, "wide": 17}[request.param]
+    return {"narrow": 4, "wide": 17}[kind]
 
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_it_is_its_definition(compiled, width, key):
     call = jax.jit(ours) if compiled else ours
     assert_same(call(*make(key, width=width)), plain(*make(key, width=width)))
+
+
+def test_mean_squares_are_those_of_whole_tensors(width, key):
+    arrays, _ = make(key)
+    features = lambda arrays: [arrays[0], arrays[0] * arrays[1] * arrays[2]]
+    found = jax.jit(lambda arrays: mean_squares(features, arrays))(arrays)
+    assert_same(found, jnp.stack([jnp.mean(jnp.square(x)) for x in features(arrays)]))
 
 
 @pytest.mark.parametrize("apply", [multiply, multiply_but_last, write_out])
@@ -93,7 +113,8 @@ def test_how_it_is_computed_is_chosen_when_it_is_compiled(width, key):
     arguments = make(key, width=width)
     assert len(jax.make_jaxpr(ours)(*arguments).eqns) == 1
     text = jax.jit(ours).lower(*arguments).as_text()
-    assert ("dot_general" in text, "while" in text) == (width > 4, width > 4)
+    is_loop = width > 4 or module._MANY == 1
+    assert ("dot_general" in text, "while" in text) == (width > 4, is_loop)
     elsewhere = lambda name: (
         jax.jit(ours).trace(*arguments).lower(lowering_platforms=(name,)).as_text()
     )

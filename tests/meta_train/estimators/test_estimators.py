@@ -81,7 +81,7 @@ def test_large_pairs_one_after_the_other_are_the_same(kind, key, monkeypatch):
         return one_by_one(*args, **kwargs)
 
     monkeypatch.setattr(sharding, "map_one_by_one", counted)
-    monkeypatch.setattr(sharding, "_LARGE_MEMBER", 0)
+    monkeypatch.setattr(sharding, "LARGE_MEMBER", 0)
     chex.assert_trees_all_close(updates(), together, rtol=1e-3, atol=1e-5)
     assert calls == [{"isolated": False}]
 

@@ -17,6 +17,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PyTree
 
+from lopt.blocks import Blocks
+
 Layers: TypeAlias = Sequence[tuple[Any, Any]]
 """A kernel of (outputs, inputs) and a bias each, with a ReLU between one and the next;
 arrays, or what is indexed like them."""
@@ -152,76 +154,17 @@ def _in_blocks(*operands, num_batch, **params):
         found = _in_blocks(*flat, *operands[len(arrays) :], num_batch=0, **params)
         return found if params["is_mean"] else found.reshape(arrays[0].shape)
     shape = cast(tuple[int, ...], jnp.broadcast_shapes(*(x.shape for x in arrays)))
-    is_narrow = _is_narrow(operands, **params)
+    function, is_narrow = params["function"], _is_narrow(operands, **params)
     is_large = math.prod(shape) >= _MANY or is_narrow
-    block = _block_shape(shape, _LARGE_BLOCK if is_large else _SMALL_BLOCK)
     apply = write_out if is_narrow else multiply if is_large else multiply_but_last
-    if block == shape:
+    blocks = Blocks.of(shape, _LARGE_BLOCK if is_large else _SMALL_BLOCK)
+    if blocks.num == 1:
         return _call(apply, *operands, num_batch=0, **params)
-    counts = [-(-n // b) for n, b in zip(shape, block, strict=True)]
-
-    def place(i):
-        """Returns where a block begins, and which of its elements are new."""
-        starts, new = [], jnp.ones((1,) * len(shape), bool)
-        for axis, count in reversed(list(enumerate(counts))):
-            i, position = i // count, i % count
-            begin = position * block[axis]
-            # The last block overlaps the one before: the shape is always the same.
-            starts.insert(0, jnp.minimum(begin, shape[axis] - block[axis]))
-            if shape[axis] % block[axis]:
-                sizes = [b if a == axis else 1 for a, b in enumerate(block)]
-                where = starts[0] + jax.lax.broadcasted_iota(jnp.int32, sizes, axis)
-                new = new & (where >= begin)
-        return starts, new
-
-    def find(i):
-        parts = [_slice(x, place(i)[0], block) for x in arrays]
-        return params["function"](apply, parts, weights)
-
-    def write(i, out, found):
-        return jax.lax.dynamic_update_slice(out, found, place(i)[0])
-
-    def write_later(i, carry):
-        # Finding and writing would become one operation. In large blocks each block is
-        # written in the next round: what only finds is split among the cores.
-        return write(jnp.maximum(i - 1, 0), *carry), find(i)
-
-    def sums(i, totals):
-        starts, new = place(i)
-        found = params["function"]([_slice(x, starts, block) for x in arrays])
-        rows = [jnp.sum(jnp.where(new, jnp.square(x), 0.0), -1) for x in found]
-        return totals + jnp.stack(rows)
-
-    num = math.prod(counts)
-    like = jax.eval_shape(
-        functools.partial(_call, apply, num_batch=0, **params), *operands
-    )
     if params["is_mean"]:
-        # Of rows, which are split among the cores too.
-        none = jnp.zeros((*like.shape, *block[:-1]), like.dtype)
-        totals = jax.lax.fori_loop(0, num, sums, none)
-        return jnp.sum(totals, range(1, totals.ndim)) / math.prod(shape)
-    empty = jnp.zeros(like.shape, like.dtype)
-    if not is_large:
-        return jax.lax.fori_loop(0, num, lambda i, out: write(i, out, find(i)), empty)
-    first = jnp.zeros(block, like.dtype)
-    return write(num - 1, *jax.lax.fori_loop(0, num, write_later, (empty, first)))
-
-
-def _block_shape(shape: Sequence[int], room: int) -> tuple[int, ...]:
-    """Returns the last dimensions, as far as they fit; what is cut is cut evenly."""
-    block = []
-    for n in reversed(shape):
-        num_blocks = -(-n // max(1, room))
-        block.insert(0, -(-n // num_blocks))
-        room //= block[0]
-    return tuple(block)
-
-
-def _slice(x: Array, starts: Sequence[Array], block: Sequence[int]) -> Array:
-    sizes = [min(n, b) for n, b in zip(x.shape, block, strict=True)]
-    at = [s if n > 1 else 0 for n, s in zip(x.shape, starts, strict=True)]
-    return jax.lax.dynamic_slice(x, at, sizes)
+        squares = lambda parts: [jnp.square(x) for x in function(parts)]
+        return blocks.sums(squares, arrays) / math.prod(shape)
+    find = lambda parts: function(apply, parts, weights)
+    return blocks.map(find, arrays, shared=is_large)
 
 
 def _is_narrow(operands: Sequence[Any], *, num_arrays: int, **_: Any) -> bool:

@@ -147,8 +147,9 @@ def prefer_one_by_one(populations: Any) -> bool:
 
     Each then stays in the cache for a whole window; small ones cost less together.
     """
-    num = jax.tree.leaves(populations)[0].shape[0]
-    return _platform() == "cpu" and num_bytes(populations) >= num * LARGE_MEMBER
+    first = lambda tree: jax.tree.map(lambda x: x[0], tree)
+    member = jax.eval_shape(first, populations)
+    return _platform() == "cpu" and num_bytes(member) >= LARGE_MEMBER
 
 
 def _can_split(populations: Any) -> bool:

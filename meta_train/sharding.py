@@ -147,9 +147,8 @@ def prefer_one_by_one(populations: Any) -> bool:
 
     Each then stays in the cache for a whole window; small ones cost less together.
     """
-    first = lambda tree: jax.tree.map(lambda x: x[0], tree)
-    member = jax.eval_shape(first, populations)
-    return _platform() == "cpu" and num_bytes(member) >= LARGE_MEMBER
+    num = max((x.shape[0] for x in jax.tree.leaves(populations)), default=1)
+    return _platform() == "cpu" and num_bytes(populations) >= num * LARGE_MEMBER
 
 
 def _can_split(populations: Any) -> bool:

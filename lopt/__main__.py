@@ -80,6 +80,9 @@ _CPU_OPTIONS = {
     "--xla_backend_extra_options": "xla_cpu_small_while_loop_byte_threshold=131072",
     # Half the time to compile of the default, 3, for the same speed.
     "--xla_backend_optimization_level": "2",
+    # The compiler takes half of the widest registers of a CPU with AVX-512 otherwise:
+    # steps of learned optimizers on large tensors are 5 to 10 % faster this way.
+    "--xla_cpu_prefer_vector_width": "512",
 }
 
 

@@ -31,7 +31,7 @@ _WRITTEN_OUT = 256  # the largest kernel, in weights
 _IN_A_ROW = 8  # terms that are added one after the other
 # Parameters at a time. The activations of a small block stay in the fastest cache; of
 # a large one all cores can have a share, which is worth it where there are many.
-_SMALL_BLOCK, _LARGE_BLOCK, _MANY = 640, 32_768, 2**20
+_SMALL_BLOCK, _LARGE_BLOCK, _MANY = 640, 16_384, 2**20
 
 
 def pointwise(
@@ -75,23 +75,43 @@ def _bind(function, arrays, weights, *, is_mean):
     )
 
 
-def multiply(rows: Sequence[Array], layers: Layers) -> Sequence[Array]:
-    """Applies layers as matrix products."""
+def multiply(
+    rows: Sequence[Array], layers: Layers, *, is_first_summed: bool = False
+) -> Sequence[Array]:
+    """Applies layers as matrix products.
+
+    Args:
+        rows: The inputs.
+        layers: Which.
+        is_first_summed: Whether the first, if it is small, is a sum over its inputs
+            instead. That takes in the features and the ReLU, and all cores have a share
+            of it, which pays on large blocks.
+    """
     shape = jnp.broadcast_shapes(*(row.shape for row in rows))
-    x = jnp.stack([jnp.broadcast_to(row, shape).reshape(-1) for row in rows])
     *before, (kernel, bias) = layers
+    if is_first_summed and before and before[0][0].size <= _WRITTEN_OUT:
+        (first, offsets), *before = before
+        along = lambda x: x.reshape(-1, *[1] * len(shape))
+        terms = [along(first[:, i]) * row[None] for i, row in enumerate(rows)]
+        total = jnp.broadcast_to(sum(terms, along(offsets)), (len(first), *shape))
+        x = jax.nn.relu(total).reshape(len(first), -1)
+    else:
+        x = jnp.stack([jnp.broadcast_to(row, shape).reshape(-1) for row in rows])
     for hidden in before:
         x = jax.nn.relu(hidden[0] @ x + hidden[1][:, None])
     # One by one: what uses a row takes in its bias.
     return [row.reshape(shape) + b for row, b in zip(kernel @ x, bias, strict=True)]
 
 
-def multiply_but_last(rows: Sequence[Array], layers: Layers) -> Sequence[Array]:
+def multiply_but_last(
+    rows: Sequence[Array], layers: Layers, *, is_first_summed: bool = False
+) -> Sequence[Array]:
     """Applies all layers but the last as matrix products.
 
     The last has few outputs: written out, it takes in the ReLU before it.
     """
-    return write_out(multiply(rows, layers[:-1]), layers[-1:], is_first=False)
+    hidden = multiply(rows, layers[:-1], is_first_summed=is_first_summed)
+    return write_out(hidden, layers[-1:], is_first=False)
 
 
 def write_out(
@@ -149,22 +169,28 @@ def _in_blocks(*operands, num_batch, **params):
         pick = lambda i: [x[i if x.shape[0] > 1 else 0] for x in operands]
         return jax.lax.map(lambda i: inner(*pick(i)), jnp.arange(size))
     arrays, weights = _split(operands, **params)
-    if len({x.shape for x in arrays}) == 1 and arrays[0].ndim > 1:
-        flat = [x.reshape(-1) for x in arrays]
-        found = _in_blocks(*flat, *operands[len(arrays) :], num_batch=0, **params)
-        return found if params["is_mean"] else found.reshape(arrays[0].shape)
     shape = cast(tuple[int, ...], jnp.broadcast_shapes(*(x.shape for x in arrays)))
     function, is_narrow = params["function"], _is_narrow(operands, **params)
     is_large = math.prod(shape) >= _MANY or is_narrow
-    apply = write_out if is_narrow else multiply if is_large else multiply_but_last
+    if not is_large and len({x.shape for x in arrays}) == 1 and len(shape) > 1:
+        flat = [x.reshape(-1) for x in arrays]
+        found = _in_blocks(*flat, *operands[len(arrays) :], num_batch=0, **params)
+        return found if params["is_mean"] else found.reshape(shape)
+    summed = functools.partial(multiply_but_last, is_first_summed=True)
+    apply = write_out if is_narrow else summed if is_large else multiply_but_last
     blocks = Blocks.of(shape, _LARGE_BLOCK if is_large else _SMALL_BLOCK)
-    if blocks.num == 1:
+    if blocks.num == 1 or (params["is_mean"] and _are_known(function, arrays)):
         return _call(apply, *operands, num_batch=0, **params)
     if params["is_mean"]:
         squares = lambda parts: [jnp.square(x) for x in function(parts)]
         return blocks.sums(squares, arrays) / math.prod(shape)
     find = lambda parts: function(apply, parts, weights)
     return blocks.map(find, arrays, shared=is_large)
+
+
+def _are_known(features: Features, arrays: Sequence[Any]) -> bool:
+    """Says whether the features are the arrays, of which blocks are of no use."""
+    return all(any(x is array for array in arrays) for x in features(arrays))
 
 
 def _is_narrow(operands: Sequence[Any], *, num_arrays: int, **_: Any) -> bool:

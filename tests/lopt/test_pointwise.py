@@ -74,14 +74,26 @@ def test_it_is_its_definition(compiled, width, key):
     assert_same(call(*make(key, width=width)), plain(*make(key, width=width)))
 
 
-def test_mean_squares_are_those_of_whole_tensors(width, key):
+@pytest.mark.parametrize(
+    "features",
+    [lambda a: [a[0], a[0] * a[1] * a[2]], lambda a: [a[3], a[1], a[2]]],
+    ids=["computed", "known"],
+)
+def test_mean_squares_are_those_of_whole_tensors(features, width, key):
     arrays, _ = make(key)
-    features = lambda arrays: [arrays[0], arrays[0] * arrays[1] * arrays[2]]
     found = jax.jit(lambda arrays: mean_squares(features, arrays))(arrays)
     assert_same(found, jnp.stack([jnp.mean(jnp.square(x)) for x in features(arrays)]))
 
 
-@pytest.mark.parametrize("apply", [multiply, multiply_but_last, write_out])
+@pytest.mark.parametrize(
+    "apply",
+    [
+        multiply,
+        multiply_but_last,
+        functools.partial(multiply_but_last, is_first_summed=True),
+        write_out,
+    ],
+)
 def test_layers_are_the_same_however_they_are_applied(apply, width, key):
     arrays, layers = make(key, width=width)
     assert_same(function(apply, arrays, layers), plain(arrays, layers))

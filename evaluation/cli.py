@@ -24,6 +24,8 @@ class _Evaluate:
     """Runs of each task, none of which meta-training has seen."""
     num_tuning_seeds: int = 3
     """Other runs, on which every setting of a baseline is tried."""
+    max_steps: int | None = None
+    """End longer runs after so many steps, for a first look; whole runs by default."""
     seed: int = 0
     """Fixes the runs."""
     baselines: tuple[str, ...] = ()
@@ -80,6 +82,7 @@ def evaluate(arguments: Sequence[str]) -> int:
                 options.suite,
                 num_seeds=options.num_seeds,
                 num_tuning_seeds=options.num_tuning_seeds,
+                max_steps=options.max_steps,
                 seed=options.seed,
                 baselines=options.baselines or tuple(KINDS),
                 skip_missing=options.skip_missing,

@@ -11,7 +11,13 @@ from evaluation.cache import Cache
 from evaluation.report import plain
 from evaluation.run import Contender, Plan, num_stages, run
 from evaluation.scores import score
-from evaluation.suites import SUITES, Case, missing_data, with_training_cases
+from evaluation.suites import (
+    SUITES,
+    Case,
+    missing_data,
+    shortened,
+    with_training_cases,
+)
 from lopt.errors import UserError, find
 from lopt.folders import cache_folder
 
@@ -22,6 +28,7 @@ def evaluate(
     *,
     num_seeds: int = 20,
     num_tuning_seeds: int = 3,
+    max_steps: int | None = None,
     seed: int = 0,
     baselines: Sequence[str] = tuple(KINDS),
     skip_missing: bool = False,
@@ -36,6 +43,7 @@ def evaluate(
         suite: A name in `SUITES`, or cases of one's own.
         num_seeds: Runs of each optimizer on each task, new to whoever was trained.
         num_tuning_seeds: Other runs, on which each setting of a baseline is tried.
+        max_steps: Where longer runs end, for everybody; none if not given.
         seed: Fixes them all.
         baselines: Which, of `KINDS`; Adam is always among them.
         skip_missing: Whether tasks whose data is not there are left out.
@@ -47,6 +55,11 @@ def evaluate(
             "`num_seeds` and `num_tuning_seeds` must be at least 1; got "
             f"{num_seeds} and {num_tuning_seeds}. Try 20 and 3."
         )
+    if max_steps is not None and max_steps < 1:
+        raise UserError(
+            f"`max_steps` must be at least 1; got {max_steps}. Leave it out for whole "
+            "runs."
+        )
     named = suite if isinstance(suite, str) else "of one's own"
     cases = find("suite", suite, SUITES) if isinstance(suite, str) else tuple(suite)
     cards = {
@@ -54,6 +67,7 @@ def evaluate(
         for name, contender in contenders.items()
     }
     cases = with_training_cases(cases, list(cards.values()))
+    cases = cases if max_steps is None else shortened(cases, max_steps)
     cases, skipped = _with_data(cases, skip_missing=skip_missing)
     plan = Plan(num_seeds, num_tuning_seeds, seed, tuple(baselines))
     total, count = num_stages(len(cases), len(contenders)), itertools.count(1)
@@ -65,7 +79,7 @@ def evaluate(
         lambda text: on_progress(next(count), total, text),
     )
     results = score(found, plan, named, cards)
-    results["how"]["skipped"] = skipped
+    results["how"] |= {"skipped": skipped, "max_steps": max_steps}
     return plain(results)
 
 

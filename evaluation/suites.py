@@ -105,6 +105,15 @@ def with_training_cases(
     return (*trained.values(), *rest)
 
 
+def shortened(cases: Sequence[Case], max_steps: int) -> tuple[Case, ...]:
+    """Ends runs after so many steps; cases that are then the same become one."""
+    kept: dict[tuple[Family, int], Case] = {}
+    for case in cases:
+        case = case._replace(num_steps=min(case.num_steps, max_steps))
+        kept.setdefault((case.task, case.num_steps), case)
+    return tuple(kept.values())
+
+
 def missing_data(cases: Sequence[Case]) -> dict[str, str]:
     """Says of those cases whose data is not there what to do about it."""
     complaints = {}

@@ -197,6 +197,19 @@ def test_one_seed_and_one_task(kept):
         evaluate({}, CASES, **{**few, "num_seeds": 0})
 
 
+def test_runs_can_be_cut_short(kept):
+    cases = (*CASES, Case("longer quadratic", TASK, 80, "longer"))
+    few = {**FEW, "num_seeds": 2, "num_tuning_seeds": 1, "cache": kept}
+    found = evaluate({"mine": optax.sgd(0.05)}, cases, max_steps=10, **few)
+    # A case that differs in its length alone is the same then.
+    labels = [case["label"] for case in found["cases"]]
+    assert labels == ["quadratic, 10 steps", "larger quadratic, 10 steps"]
+    assert found["cases"][0]["methods"]["adam"]["curve"]["steps"][-1] == 10
+    assert found["how"]["max_steps"] == 10
+    with pytest.raises(UserError, match="`max_steps` must be at least 1; got 0"):
+        evaluate({}, CASES, max_steps=0)
+
+
 def test_the_training_tasks_come_first_and_once():
     task = ZOO["digits-mlp"].problem
     card = {"tasks": [to_dict(task), {"type": "Mine"}, "?"], "horizons": [200, 200]}

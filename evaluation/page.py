@@ -14,15 +14,16 @@ Results = Mapping[str, Any]
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8882; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem;
-       max-width: 62rem; }
+       max-width: 72rem; }
+p, dl { max-width: 62rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .headline { font-size: 1.1rem; border-left: 4px solid; padding-left: .8rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; width: 100%; }
-th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--line);
+th, td { padding: .3rem .4rem; text-align: right; border-bottom: 1px solid var(--line);
          white-space: nowrap; vertical-align: top; }
 th:first-child, td:first-child { text-align: left; }
-td small, th small { display: block; opacity: .75; font-weight: normal; }
+td small, th small { display: block; opacity: .75; font: .7rem/1.4 system-ui; }
 .best { font-weight: bold; background: var(--soft); }
 .best::before { content: "\\2605\\00a0"; }
 figure { margin: 1rem 0; } figure img { width: 100%; min-width: 34rem; height: auto; }
@@ -116,7 +117,8 @@ def _interval(found: Mapping[str, Any] | None, digits: str = ".3g") -> tuple[str
         return "diverged", ""
     if found["low"] is None or found["high"] is None:
         return format(found["value"], digits), ""
-    ends = f"{found['low']:{digits}} to {found['high']:{digits}}"
+    fewer = digits.replace("3", "2")  # nobody reads more of the ends
+    ends = f"{found['low']:{fewer}} to {found['high']:{fewer}}"
     return format(found["value"], digits), ends
 
 
@@ -201,7 +203,8 @@ def _speed_table(results: Results) -> str:
 
 
 def _how(results: Results) -> str:
-    how = {k: v for k, v in results["how"].items() if k != "judged_on"}
+    left_out = lambda k, v: k == "judged_on" or v is None or v == []
+    how = {k: v for k, v in results["how"].items() if not left_out(k, v)}
     items = {**how, **{f"{n}: made by": c for n, c in results["contenders"].items()}}
     lines = "".join(
         f"<dt>{html.escape(str(key).replace('_', ' '))}</dt>"

@@ -63,7 +63,10 @@ class Blocks(NamedTuple):
             return jax.lax.dynamic_update_slice(out, found, self._place(i)[0])
 
         first = jax.eval_shape(find, 0)
-        empty = jnp.zeros(self.shape, first.dtype)
+        # All of it is written over. With zeros the compiler would make one array for
+        # all tensors, and copy it for each.
+        filler = arrays[0].reshape(-1)[0].astype(first.dtype)
+        empty = jnp.broadcast_to(filler, self.shape)
         if not shared:
             now = lambda i, out: write(i, out, find(i))
             return jax.lax.fori_loop(0, self.num, now, empty)

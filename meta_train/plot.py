@@ -76,7 +76,10 @@ def draw(
     if sizes:
         axes[5].legend(frameon=False, fontsize=8)
     else:
+        axes[5].clear()
         axes[5].set_axis_off()
+        hint = f"lopt plot {config.run_dir}\ndraws the learned steps here"
+        axes[5].text(0.5, 0.5, hint, ha="center", color="0.4", fontsize=9)
     figure.suptitle(config.run_dir.name, fontsize=11)
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / FIGURE, dpi=110)

@@ -13,6 +13,7 @@ from typing_extensions import override
 from tasks.base import Constants, Loss, Params, Problem, Split, Task
 from tasks.datasets.base import draw_indices
 from tasks.datasets.text import EMBEDDED, Unit, read_text, vocabulary_size
+from tasks.orthogonal import orthogonal
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class _Recurrent(nn.Module):
         x = nn.Embed(self.vocabulary, self.width)(tokens)
         cell = {"lstm": nn.OptimizedLSTMCell, "gru": nn.GRUCell}[self.cell]
         for _ in range(self.depth):
-            x = cast(Array, nn.RNN(cell(self.width))(x))
+            layer = cell(self.width, recurrent_kernel_init=orthogonal)
+            x = cast(Array, nn.RNN(layer)(x))
         return nn.Dense(self.vocabulary)(x)
 
 

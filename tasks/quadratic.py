@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
 from tasks.base import Constants, Data, Family, Loss, Problem, Split, Task
+from tasks.orthogonal import orthogonal
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,6 @@ def random_matrix(
     dim: int, condition: float | Float[Array, ""], key: PRNGKeyArray
 ) -> Float[Array, "dim dim"]:
     """Returns a matrix with eigenvalues from 1 down, evenly in the logarithm."""
-    basis, _ = jnp.linalg.qr(jax.random.normal(key, (dim, dim)))
+    basis = orthogonal(key, (dim, dim))
     eigenvalues = condition ** -jnp.linspace(0.0, 1.0, dim)
     return (basis * eigenvalues[None, :]) @ basis.T

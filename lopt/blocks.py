@@ -63,10 +63,7 @@ class Blocks(NamedTuple):
             return jax.lax.dynamic_update_slice(out, found, self._place(i)[0])
 
         first = jax.eval_shape(find, 0)
-        # All of it is written over. With zeros the compiler would make one array for
-        # all tensors, and copy it for each.
-        filler = arrays[0].reshape(-1)[0].astype(first.dtype)
-        empty = jnp.broadcast_to(filler, self.shape)
+        empty = jnp.zeros(self.shape, first.dtype)
         if not shared:
             now = lambda i, out: write(i, out, find(i))
             return jax.lax.fori_loop(0, self.num, now, empty)

@@ -58,7 +58,8 @@ def render(results: Results, drawn: Sequence[Drawn]) -> str:
 <h2>Final training loss</h2>
 {_case_table(results)}
 <p class="note">Mean over {results["how"]["num_seeds"]} unseen seeds, 95 % intervals.
-A star marks the lowest, and all others whose interval reaches it. Baselines have the
+A star marks the lowest, and all others that cannot be told from it, seed by seed:
+the interval of the ratio, by bootstrap, reaches 1. Baselines have the
 best of their learning rates and schedules, found on other seeds; nothing of the
 optimizers under test is tuned. A run that diverges counts as the worst.</p>
 <h2>Over all tasks</h2>
@@ -130,17 +131,12 @@ def _case_table(results: Results) -> str:
     names = list(results["methods"])
     rows = []
     for case in results["cases"]:
-        losses = {name: case["methods"][name]["final_loss"] for name in names}
-        low = [x["value"] for x in losses.values() if x["value"] is not None]
-        lowest = min(low, default=None)
         row = [_about(case)]
-        for name, loss in losses.items():
-            reach = loss["low"] if loss["low"] is not None else loss["value"]
-            best = lowest is not None and reach is not None and reach <= lowest
-            text, ends = _interval(loss)
+        for name in names:
+            text, ends = _interval(case["methods"][name]["final_loss"])
             gone = case["methods"][name]["diverged"]
             ends += f" {gone:.0%} diverged" if gone else ""
-            row.append(_cell(text, ends, best=best))
+            row.append(_cell(text, ends, best=name in case["winners"]))
         rows.append(row)
     return _rows(["task", *map(html.escape, names)], rows)
 

@@ -16,7 +16,7 @@ from evaluation.run import LONGER, REFERENCE, CaseRuns, Method, Plan
 from evaluation.statistics import Interval
 from evaluation.tuning import METRICS
 
-SCHEMA = 2
+SCHEMA = 3
 TRAINED = "trained on"
 _TARGET = 0.75
 _MOST_POINTS = 100  # of a curve
@@ -69,6 +69,7 @@ def _case(runs: CaseRuns) -> dict[str, Any]:
         "num_steps": case.num_steps,
         "reason": case.reason,
         "target": target,
+        "winners": _winners(runs),
         "methods": {
             name: {
                 **_losses(method, reference),
@@ -110,6 +111,19 @@ def _values(method: Method) -> dict[str, np.ndarray]:
     if not np.isnan(final.test_error[:, -1]).all():
         values["test_error"] = np.where(gone, 1.0, final.test_error[:, -1])
     return values
+
+
+def _winners(runs: CaseRuns) -> list[str]:
+    """Returns the method with the lowest final loss, and those it cannot be told from.
+
+    Seed by seed: how much losses differ between seeds says nothing about methods.
+    """
+    finals = {name: _values(m)["final_loss"] for name, m in runs.methods.items()}
+    lowest = min(finals, key=lambda name: finals[name].mean())
+    if not np.isfinite(finals[lowest].mean()):
+        return []
+    ratio = lambda name: statistics.ratio_interval(finals[name], finals[lowest])
+    return [name for name in finals if name == lowest or ratio(name).low <= 1]
 
 
 def _losses(method: Method, reference: Method) -> dict[str, Any]:

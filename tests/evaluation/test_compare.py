@@ -9,10 +9,11 @@ import optax
 import pytest
 
 import lopt
-from evaluation import evaluate, report, run, runs
+from evaluation import evaluate, report, run, runs, scores
 from evaluation.cache import Cache
 from evaluation.cli import evaluate as evaluate_command
 from evaluation.cli import report as report_command
+from evaluation.runs import Curves
 from evaluation.suites import SUITES, Case, missing_data, with_training_cases
 from lopt.describe import to_dict
 from lopt.errors import UserError
@@ -97,6 +98,28 @@ def test_adam_beside_itself(results):
     assert results["methods"]["adam"]["probability_of_improvement"]["value"] == 0.5
 
 
+def test_winners_are_told_apart_seed_by_seed():
+    seeds = np.linspace(1.0, 9.0, 8)[:, None]  # the same seeds are easy for everybody
+    curves = {
+        "best": seeds * np.ones(20),
+        "as good": (seeds + np.tile([[-0.1], [0.1]], (4, 1))) * np.ones(20),
+        "worse": 1.1 * seeds * np.ones(20),
+        "wild": np.full((8, 20), np.inf),
+    }
+    found = {
+        name: Curves(x, x[:, -1:], np.nan * x[:, -1:]) for name, x in curves.items()
+    }
+    methods = {
+        name: run.Method({"mean": c, "final": c}, {}) for name, c in found.items()
+    }
+    of = lambda names: scores._winners(
+        run.CaseRuns(CASES[0], {n: methods[n] for n in names}, [], np.ones((1, 1, 1)))
+    )
+    assert of(methods) == ["best", "as good"]
+    assert of(["worse", "wild"]) == ["worse"]
+    assert of(["wild"]) == []
+
+
 def test_costs_are_counted(results):
     first, second = (case["methods"] for case in results["cases"])
     assert first["mine"]["bytes_per_parameter"] == 0
@@ -166,7 +189,7 @@ def test_what_it_leaves_behind(results, tmp_path):
 
 def test_results_of_another_version_are_refused_in_a_sentence(tmp_path, results):
     (tmp_path / "results.json").write_text(json.dumps({**results, "schema": 1}))
-    with pytest.raises(UserError, match="its schema is 1, and this version reads 2"):
+    with pytest.raises(UserError, match="its schema is 1, and this version reads 3"):
         report.read(tmp_path)
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 
 def orthogonal(
-    key: PRNGKeyArray, shape: Sequence[int], dtype: Any = jnp.float32, **_: Any
+    key: PRNGKeyArray, shape: Sequence[int], dtype: Any = jnp.float32
 ) -> Float[Array, "dim dim"]:
     """Draws an orthogonal matrix, all alike likely (Stewart, 1980).
 

@@ -38,9 +38,10 @@ NUM_ROUNDS = 15
 def keep_memory() -> None:
     """Lets the C library keep what is freed, where it can be told to."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        trim_threshold, mmap_max = -1, -4
+        trim_threshold, mmap_max, arena_max = -1, -4, -8
         mallopt(trim_threshold, 2**31 - 1)
         mallopt(mmap_max, 0)
+        mallopt(arena_max, 1)
 
 
 def prepare(transformation: optax.GradientTransformationExtraArgs, donate: bool) -> Any:

@@ -275,7 +275,8 @@ def test_it_survives_a_file(kind, num_blocks, key, tmp_path, monkeypatch):
     assert loaded == optimizer
     chex.assert_trees_all_equal(loaded_theta, theta)
     ours = run(optimizer.as_optax(theta, 20), key)
-    chex.assert_trees_all_equal(run(lopt.load(path, 20), key), ours)
+    # What is loaded also watches its horizon: another program, to the last bit.
+    chex.assert_trees_all_close(run(lopt.load(path, 20), key), ours, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 The plain way is one operation after the other on whole tensors. On a CPU the layers of
 a narrow network are written out term by term, so that they fuse with all around them
-into one loop over the parameters, and a wide network goes over the tensor block by
-block, so that its activations stay in the cache.
+into one loop over the parameters. Wide networks and large tensors go through native
+code there, or, where there is none, block by block, so that activations stay in the
+cache. On a TPU it is a kernel.
 """
 
 import functools
@@ -17,7 +18,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PyTree
 
+from lopt import native
 from lopt.blocks import Blocks
+from lopt.program import compile_function
 
 Layers: TypeAlias = Sequence[tuple[Any, Any]]
 """A kernel of (outputs, inputs) and a bias each, with a ReLU between one and the next;
@@ -41,8 +44,8 @@ def pointwise(
 
     Args:
         function: Returns an array, every element of it from the same elements of
-            `arrays` and from all of `weights`. It is given a way to apply layers. It
-            must be hashable.
+            `arrays` and from all of `weights`. It is given a way to apply layers, which
+            it may use once. It must be hashable.
         arrays: Of the shape of the tensor, or 1 where they do not change along it.
         weights: Whatever else it needs; lists of layers among them.
     """
@@ -238,12 +241,33 @@ def _lower_on_cpu(ctx: Any, *operands: Any, num_batch: int, **params: Any) -> An
     is_narrow = _is_narrow(ctx.avals_in, **params)
     sizes = [math.prod(x.shape[num_batch:]) for x in ctx.avals_in]
     form = functools.partial(_call, write_out) if is_narrow else _plain
-    # A loop over blocks would gather what is sharded. What is narrow fuses with what
-    # is around it, but in large tensors the compiler keeps too much in between.
+    # Native code and loops over blocks would gather what is sharded. What is narrow
+    # fuses with what is around it, but in large tensors the compiler keeps too much in
+    # between.
     if _is_on_one_device(ctx) and not (is_narrow and max(sizes) < _MANY):
-        form = _in_blocks
+        form = _find_native_code(ctx, num_batch=num_batch, **params) or _in_blocks
     lower = mlir.lower_fun(form, multiple_results=False)
     return lower(ctx, *operands, num_batch=num_batch, **params)
+
+
+def _find_native_code(
+    ctx: Any, *, function: Any, num_arrays: int, num_batch: int, **params: Any
+) -> Callable[..., Any] | None:
+    """Returns the function as native code, if there is any that can do it."""
+    is_single = all(x.dtype == jnp.float32 for x in ctx.avals_in)
+    # What is exported is to run elsewhere, where there may be none.
+    is_local = not ctx.module_context.lowering_parameters.for_export
+    if not (is_single and is_local and native.is_available()):
+        return None
+    shapes = tuple(x.shape[num_batch:] for x in ctx.avals_in[num_arrays:])
+    program = compile_function(function, num_arrays, shapes=shapes, **params)
+    return program and functools.partial(_in_native_code, program)
+
+
+def _in_native_code(program, *operands, num_arrays, num_batch, is_mean, **_):
+    return native.call(
+        program, operands, num_arrays=num_arrays, num_batch=num_batch, is_mean=is_mean
+    )
 
 
 def _lower_on_tpu(ctx: Any, *operands: Any, **params: Any) -> Any:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lopt import native
 from lopt import pointwise as module
 from lopt.pointwise import (
     mean_squares,
@@ -53,17 +54,26 @@ def assert_same(a, b):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture(params=["narrow", "wide", "narrow, many", "wide, many"], autouse=True)
+KINDS = ["narrow", "wide", "narrow, many", "wide, many"]
+NATIVE = ["wide, native", "narrow, many, native"]
+
+
+@pytest.fixture(params=KINDS + NATIVE, autouse=True)
 def width(request, monkeypatch):
     """Narrow layers are written out; wide ones go over the tensor in blocks of 7.
 
     Where there are many parameters, both go in blocks, of which all cores have a share.
+    Native code, if there is any, takes the place of blocks.
     """
-    kind, _, many = request.param.partition(", ")
+    kind, *others = request.param.split(", ")
     monkeypatch.setattr(module, "_SMALL_BLOCK", 7)
-    if many:
+    if "many" in others:
         monkeypatch.setattr(module, "_LARGE_BLOCK", 7)
         monkeypatch.setattr(module, "_MANY", 1)
+    if "native" not in others:
+        monkeypatch.setattr(native, "is_available", lambda: False)
+    elif not native.is_available():
+        pytest.skip("NO COMPILER: native code needs one")
     jax.clear_caches()
     return {"narrow": 4, "wide": 17}[kind]
 
@@ -125,8 +135,10 @@ def test_how_it_is_computed_is_chosen_when_it_is_compiled(width, key):
     arguments = make(key, width=width)
     assert len(jax.make_jaxpr(ours)(*arguments).eqns) == 1
     text = jax.jit(ours).lower(*arguments).as_text()
-    is_loop = width > 4 or module._MANY == 1
-    assert ("dot_general" in text, "while" in text) == (width > 4, is_loop)
+    is_heavy, is_native = width > 4 or module._MANY == 1, native.is_available()
+    assert ("lopt_pointwise" in text) == (is_heavy and is_native)
+    assert ("while" in text) == (is_heavy and not is_native)
+    assert ("dot_general" in text) == (width > 4 and not is_native)
     elsewhere = lambda name: (
         jax.jit(ours).trace(*arguments).lower(lowering_platforms=(name,)).as_text()
     )
@@ -135,11 +147,20 @@ def test_how_it_is_computed_is_chosen_when_it_is_compiled(width, key):
     assert "while" not in elsewhere("cuda")
 
 
+def test_what_is_exported_runs_where_there_is_no_native_code(width, key):
+    arguments = make(key, width=width)
+    exported = jax.export.export(jax.jit(ours))(*arguments)
+    assert "lopt_pointwise" not in exported.mlir_module()
+    assert_same(exported.call(*arguments), plain(*arguments))
+
+
 def test_what_is_sharded_is_not_gathered_by_a_loop(width, key):
     if jax.device_count() == 1:
         pytest.skip("needs several devices")
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
     sharding = jax.NamedSharding(mesh, jax.P())
     arguments = jax.device_put(make(key, width=width), sharding)
-    assert "while" not in jax.jit(ours).lower(*arguments).as_text()
+    text = jax.jit(ours).lower(*arguments).as_text()
+    assert "while" not in text
+    assert "lopt_pointwise" not in text
     assert_same(jax.jit(ours)(*arguments), plain(*arguments))

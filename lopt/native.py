@@ -1,0 +1,137 @@
+"""Native code for CPUs, compiled when it is first needed, if there is a C++ compiler.
+
+It is kept in the user's cache. Without a compiler, or with ``LOPT_NATIVE=0``, XLA's own
+code is taken everywhere: slower, and the same but for rounding.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import math
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lopt.folders import cache_folder
+from lopt.program import Program
+
+_SOURCE = Path(__file__).with_name("native.cc")
+_FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast"),
+    *("-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"),
+)
+_TARGET, _SYMBOL = "lopt_pointwise", "LoptPointwise"
+_SECONDS = 120
+
+
+def is_available() -> bool:
+    """Says whether there is native code; compiles it the first time."""
+    with _lock:  # evaluations ask from several threads
+        return _is_registered()
+
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _is_registered() -> bool:
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    # Elsewhere nobody has tried it.
+    is_known = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    if os.environ.get("LOPT_NATIVE") == "0" or compiler is None or not is_known:
+        return False
+    try:
+        library = _load(compiler)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        warnings.warn(
+            "native code must be compiled once, for speed, but "
+            f"{compiler} could not: {said.decode(errors='replace').strip()[-500:]}\n"
+            "XLA's code is taken, which is slower; LOPT_NATIVE=0 asks for that.",
+            stacklevel=3,
+        )
+        return False
+    handler = jax.ffi.pycapsule(getattr(library, _SYMBOL))
+    jax.ffi.register_ffi_target(_TARGET, handler, platform="cpu")
+    return True
+
+
+def _load(compiler: str) -> ctypes.CDLL:
+    """Loads the library of this source, compiler and jax, for this CPU."""
+    cpu = [x for x in Path("/proc/cpuinfo").read_text().split("\n") if "flags" in x]
+    parts = [_SOURCE.read_text(), *_FLAGS, compiler, jax.__version__, *cpu[:1]]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    path = cache_folder("native") / f"{name[:32]}.so"
+    with contextlib.suppress(OSError):  # it is not there, or is damaged
+        return ctypes.CDLL(str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        include = f"-I{jax.ffi.include_dir()}"
+        command = [compiler, *_FLAGS, include, str(_SOURCE), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
+        made.replace(path)  # at once: others may be looking for it
+    return ctypes.CDLL(str(path))
+
+
+def call(
+    program: Program,
+    operands: Sequence[Float[Array, "..."]],
+    *,
+    num_arrays: int,
+    num_batch: int,
+    is_mean: bool,
+) -> Float[Array, "..."]:
+    """Runs a program.
+
+    Args:
+        program: Which.
+        operands: Arrays of the shape of the tensor, or 1 where they do not change along
+            it; then weights.
+        num_arrays: How many arrays there are.
+        num_batch: How many axes all operands have before their own, of size 1 or that
+            of the batch.
+        is_mean: Whether the mean squares of the results are wanted.
+    """
+    leads = [x.shape[:num_batch] for x in operands]
+    batch = jnp.broadcast_shapes(*leads)
+    is_batched = [math.prod(lead) > 1 for lead in leads]
+
+    def as_members(x, is_batched):
+        own = x.shape[num_batch:]
+        if not is_batched:
+            return x.reshape(own)
+        return jnp.broadcast_to(x, (*batch, *own)).reshape(math.prod(batch), *own)
+
+    shape = jnp.broadcast_shapes(*(x.shape[num_batch:] for x in operands[:num_arrays]))
+    result = (len(program.results),) if is_mean else shape
+    integers = lambda values: np.asarray(values, np.int64)
+    weights = lambda indices: integers([num_arrays + i for i in indices])
+    return jax.ffi.ffi_call(
+        _TARGET, jax.ShapeDtypeStruct((*batch, *result), jnp.float32)
+    )(
+        *map(as_members, operands, is_batched),
+        shape=integers(shape),
+        is_batched=integers(is_batched),
+        scalars=weights(program.scalars),
+        layers=weights(program.layers),
+        instructions=integers(program.instructions),
+        constants=np.asarray(program.constants, np.float32),
+        results=integers(program.results),
+        num_arrays=np.int64(num_arrays),
+        num_places=np.int64(program.num_places),
+        num_members=np.int64(math.prod(batch)),
+        is_mean=is_mean,
+    )

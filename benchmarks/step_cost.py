@@ -1,17 +1,19 @@
 """What a step costs beside Adam's: ``python -m benchmarks.step_cost [NAME ...]``.
 
 Times the compiled `update` of learned optimizers on a tree of ten million parameters,
-in turns with `optax.adam`, so that a noisy machine disturbs both alike. Ratios are of
-the medians, of wall time and of CPU time. The process keeps the memory that it was
+in turns with `optax.adam`, so that a noisy machine disturbs both alike. They are in
+five matrices, or with `--many` in forty. Ratios are of the medians, of wall time and of
+CPU time. The process keeps the memory that it was
 given: new pages can take longer than a step of Adam, on some machines and not on
 others. The temporary memory is what the compiled program needs besides its arguments
 and results, in units of the parameters.
 """
 
+import argparse
 import ctypes
 import statistics
-import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,7 +33,7 @@ OPTIMIZERS: dict[str, LearnedOptimizer] = {
     "normalised MLP 2 x 8": NormalizedMLP(),
     "Adafactor-MLP 2 x 32": AdafactorMLP(width=32),
 }
-SHAPES = [(1024, 2048)] * 5 + [(2048,)] * 5
+FEW, MANY = [(1024, 2048), (2048,)] * 5, [(512, 512), (512,)] * 40
 NUM_ROUNDS = 15
 
 
@@ -44,10 +46,14 @@ def keep_memory() -> None:
         mallopt(arena_max, 1)
 
 
-def prepare(transformation: optax.GradientTransformationExtraArgs, donate: bool) -> Any:
+def prepare(
+    transformation: optax.GradientTransformationExtraArgs,
+    shapes: Sequence[tuple[int, ...]],
+    donate: bool,
+) -> Any:
     """Returns the compiled update, its arguments, and its memory."""
-    keys = jax.random.split(jax.random.key(0), 2 * len(SHAPES))
-    draw = lambda keys: [jax.random.normal(k, s) for k, s in zip(keys, SHAPES)]  # noqa: B905
+    keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
+    draw = lambda keys: [*map(jax.random.normal, keys, shapes)]
     params, grads = draw(keys[::2]), draw(keys[1::2])
     state = transformation.init(params)
 
@@ -79,17 +85,20 @@ def prepare(transformation: optax.GradientTransformationExtraArgs, donate: bool)
 
 
 def main() -> None:
-    names = [name for name in sys.argv[1:] if name != "--donate"] or list(OPTIMIZERS)
-    donate = "--donate" in sys.argv
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(OPTIMIZERS))
+    parser.add_argument("--donate", action="store_true", help="update in place")
+    parser.add_argument("--many", action="store_true", help="forty matrices")
+    options = parser.parse_args()
+    job = MANY if options.many else FEW, options.donate
     keep_memory()
     tune_cpu_compiler()
-    adam, *_ = prepare(optax.with_extra_args_support(optax.adam(1e-3)), donate)
-    for name in names:
+    adam, *_ = prepare(optax.with_extra_args_support(optax.adam(1e-3)), *job)
+    for name in options.names:
         optimizer = find("optimizer", name, OPTIMIZERS)
         theta = optimizer.init_theta(jax.random.key(0))
-        run, seconds, temporary, state = prepare(
-            optimizer.as_optax(theta, 1_000), donate
-        )
+        transformation = optimizer.as_optax(theta, 1_000)
+        run, seconds, temporary, state = prepare(transformation, *job)
         rounds = [(run(), adam()) for _ in range(NUM_ROUNDS)]
         ours, theirs = (
             [statistics.median(x[i][j] for x in rounds) for j in range(2)]

@@ -49,53 +49,72 @@ struct Layer {
   int64_t num_outputs, num_inputs;
 };
 
-// Computes `n` outputs, from `first` on, of `size` parameters: whole tiles of them.
-template <int n, bool relu>
-__attribute__((noinline)) void Multiply(const Layer& layer, int64_t first,
-                                        const float* const* in, float* const* out,
-                                        int64_t size) {
+// Where a tile is: rows of parameters, and the first of them.
+template <typename Number>
+struct Place {
+  Number* const* rows;
+  int64_t at;
+  Number* operator()(int64_t row, int vector) const {
+    return rows[row] + at + vector * kLanes;
+  }
+};
+using Input = Place<const float>;
+using Output = Place<float>;
+
+// Calls `use(unit, vector, sum)` for the units of a layer, a few of them at a time.
+template <typename Use>
+__attribute__((always_inline)) inline void ForEachUnit(const Layer& layer, Input in,
+                                                       Use use) {
   const int64_t num_inputs = layer.num_inputs;
-  const float* kernel = layer.kernel + first * num_inputs;
-  for (int64_t at = 0; at < size; at += kTile) {
-    Vector sums[n][kVectors];
-    for (int j = 0; j < n; ++j)
-      for (int v = 0; v < kVectors; ++v) sums[j][v] = Fill(layer.bias[first + j]);
+  for (int64_t first = 0; first < layer.num_outputs; first += kOutputs) {
+    // The last few are computed again where there are not enough of them.
+    const int64_t num = std::min<int64_t>(kOutputs, layer.num_outputs - first);
+    const float* weights[kOutputs];
+    Vector sums[kOutputs][kVectors];
+    for (int j = 0; j < kOutputs; ++j) {
+      const int64_t unit = first + std::min<int64_t>(j, num - 1);
+      weights[j] = layer.kernel + unit * num_inputs;
+      for (int v = 0; v < kVectors; ++v) sums[j][v] = Fill(layer.bias[unit]);
+    }
     for (int64_t i = 0; i < num_inputs; ++i) {
       Vector x[kVectors];
-      for (int v = 0; v < kVectors; ++v) x[v] = Load(in[i] + at + v * kLanes);
-      for (int j = 0; j < n; ++j) {
-        const Vector weight = Fill(kernel[j * num_inputs + i]);
+      for (int v = 0; v < kVectors; ++v) x[v] = Load(in(i, v));
+      for (int j = 0; j < kOutputs; ++j) {
+        const Vector weight = Fill(weights[j][i]);
         for (int v = 0; v < kVectors; ++v) sums[j][v] += weight * x[v];
       }
     }
-    for (int j = 0; j < n; ++j)
-      for (int v = 0; v < kVectors; ++v) {
-        Vector y = sums[j][v];
-        if (relu) y = y < 0.0f ? Vector{} : y;  // what is not a number remains so
-        Store(out[first + j] + at + v * kLanes, y);
-      }
+    for (int j = 0; j < kOutputs; ++j)
+      if (j < num)
+        for (int v = 0; v < kVectors; ++v) use(first + j, v, sums[j][v]);
   }
 }
 
-// Computes the outputs that are left, fewer than `n`.
-template <int n, bool relu>
-void MultiplyRest(const Layer& layer, int64_t first, const float* const* in,
-                  float* const* out, int64_t size) {
-  if constexpr (n > 1) {
-    if (layer.num_outputs - first == n - 1)
-      Multiply<n - 1, relu>(layer, first, in, out, size);
-    else
-      MultiplyRest<n - 1, relu>(layer, first, in, out, size);
-  }
-}
+// What is not a number remains so.
+Vector Relu(Vector x) { return x < 0.0f ? Vector{} : x; }
 
 template <bool relu>
-void Apply(const Layer& layer, const float* const* in, float* const* out,
-           int64_t size) {
-  int64_t first = 0;
-  for (; first + kOutputs <= layer.num_outputs; first += kOutputs)
-    Multiply<kOutputs, relu>(layer, first, in, out, size);
-  MultiplyRest<kOutputs, relu>(layer, first, in, out, size);
+__attribute__((noinline)) void Apply(const Layer& layer, Input in, Output out) {
+  ForEachUnit(layer, in, [&](int64_t unit, int v, Vector sum) {
+    Store(out(unit, v), relu ? Relu(sum) : sum);
+  });
+}
+
+// Applies the last two layers, of which the second has `n` outputs: units between them
+// are used up as they come.
+template <int n>
+__attribute__((noinline)) void ApplyLast(const Layer& hidden, const Layer& last,
+                                         Input in, Output out) {
+  Vector sums[n][kVectors];
+  for (int j = 0; j < n; ++j)
+    for (int v = 0; v < kVectors; ++v) sums[j][v] = Fill(last.bias[j]);
+  ForEachUnit(hidden, in, [&](int64_t unit, int v, Vector sum) {
+    const Vector x = Relu(sum);
+    for (int j = 0; j < n; ++j)
+      sums[j][v] += Fill(last.kernel[j * last.num_inputs + unit]) * x;
+  });
+  for (int j = 0; j < n; ++j)
+    for (int v = 0; v < kVectors; ++v) Store(out(j, v), sums[j][v]);
 }
 
 // ---------------------------------------------------------------------- Instructions
@@ -120,7 +139,10 @@ float Exp(float x) {
   const int32_t exponent = static_cast<int32_t>(x == x ? whole : 0.0f);
   const int32_t half = exponent >> 1;
   const auto power = [](int32_t n) {
-    return __builtin_bit_cast(float, (n + 127) << 23);
+    const int32_t bits = (n + 127) << 23;
+    float found;
+    std::memcpy(&found, &bits, sizeof(found));
+    return found;
   };
   return y * power(half) * power(exponent - half);
 }
@@ -257,7 +279,7 @@ struct Function {
     return num == size;
   }
   int64_t block() const {
-    int64_t num_rows = 1 + num_places + 2 * widest();
+    int64_t num_rows = 1 + num_places;
     for (int64_t i = 0; i < num_arrays; ++i) num_rows -= is_whole(i);
     return std::clamp<int64_t>(kCache / num_rows / kTile, 1, kShare / kTile) * kTile;
   }
@@ -270,7 +292,7 @@ class Worker {
       : function_(function),
         block_(function.block()),
         places_(function.num_places, block_),
-        hidden_{Rows(function.widest(), block_), Rows(function.widest(), block_)},
+        hidden_{Rows(function.widest(), kTile), Rows(function.widest(), kTile)},
         now_(places_.get(), places_.get() + function.num_places),
         filled_(function.num_arrays),
         layers_(function.layers.size() / 2) {
@@ -365,12 +387,27 @@ class Worker {
     in_.clear(), out_.clear();
     for (int64_t i = 0; i < num_in; ++i) in_.push_back(now_[in[i]]);
     for (int64_t i = 0; i < num_out; ++i) out_.push_back(now_[out[i]]);
-    const float* const* from = in_.data();
-    for (size_t i = 0; i + 1 < layers_.size(); ++i) {
-      Apply<true>(layers_[i], from, hidden_[i % 2].get(), size);
-      from = hidden_[i % 2].get();
+    for (int64_t at = 0; at < size; at += kTile) Network(at);
+  }
+
+  // Applies all layers to one tile.
+  void Network(int64_t at) {
+    Input in{in_.data(), at};
+    const Output out{out_.data(), at};
+    const size_t num = layers_.size();
+    const bool is_joined = num > 1 && out_.size() <= 3;
+    for (size_t i = 0; i + 1 + is_joined < num; ++i) {
+      float* const* rows = hidden_[i % 2].get();
+      Apply<true>(layers_[i], in, {rows, 0});
+      in = {rows, 0};
     }
-    Apply<false>(layers_.back(), from, out_.data(), size);
+    if (!is_joined) return Apply<false>(layers_[num - 1], in, out);
+    const Layer &hidden = layers_[num - 2], &last = layers_[num - 1];
+    switch (out_.size()) {
+      case 1: return ApplyLast<1>(hidden, last, in, out);
+      case 2: return ApplyLast<2>(hidden, last, in, out);
+      default: return ApplyLast<3>(hidden, last, in, out);
+    }
   }
 
   const Function& function_;

@@ -34,7 +34,7 @@ _WRITTEN_OUT = 256  # the largest kernel, in weights
 _IN_A_ROW = 8  # terms that are added one after the other
 # Parameters at a time. The activations of a small block stay in the fastest cache; of
 # a large one all cores can have a share, which is worth it where there are many.
-_SMALL_BLOCK, _LARGE_BLOCK, _MANY = 640, 16_384, 2**20
+_SMALL_BLOCK, _LARGE_BLOCK, _MANY = 640, 16_384, 2**17
 
 
 def pointwise(

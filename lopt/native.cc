@@ -281,7 +281,8 @@ struct Function {
   int64_t block() const {
     int64_t num_rows = 1 + num_places;
     for (int64_t i = 0; i < num_arrays; ++i) num_rows -= is_whole(i);
-    return std::clamp<int64_t>(kCache / num_rows / kTile, 1, kShare / kTile) * kTile;
+    const int64_t most = std::min(kCache / num_rows, std::min(kShare, size));
+    return std::max<int64_t>(1, most / kTile) * kTile;
   }
 };
 
@@ -342,7 +343,7 @@ class Worker {
     }
     if (size >= kTile && size <= position.rest()) {
       for (int64_t i : partial_) {
-        const float* from = function_.operands[i].Of(member_) + strides_[i].Find(position);
+        const float* from = Find(i, position);
         const bool is_constant = strides_[i].is_constant();
         if (is_constant && filled_[i] != from)
           std::fill_n(places_[i], block_, *from), filled_[i] = from;
@@ -353,7 +354,7 @@ class Worker {
     for (int64_t num, done = 0; done < size; done += num, position.Advance(num)) {
       num = std::min(size - done, position.rest());
       for (int64_t i : partial_) {
-        const float* from = function_.operands[i].Of(member_) + strides_[i].Find(position);
+        const float* from = Find(i, position);
         if (strides_[i].is_constant())
           std::fill_n(places_[i] + done, num, *from);
         else
@@ -361,6 +362,10 @@ class Worker {
       }
     }
     for (int64_t i : partial_) now_[i] = places_[i], filled_[i] = nullptr;
+  }
+
+  const float* Find(int64_t array, const Position& position) const {
+    return function_.operands[array].Of(member_) + strides_[array].Find(position);
   }
 
   void Block(int64_t begin, int64_t size, double* sums) {

@@ -122,6 +122,8 @@ def test_it_can_be_batched_over_arrays_and_over_weights(axes, width, key):
 
 
 def test_it_has_derivatives_of_every_order(width, key):
+    if module._MANY == 1 or native.is_available():
+        pytest.skip("derivatives take the plain path, however values are computed")
     arguments = make(key, width=width)
     loss = lambda f: lambda *a: jnp.sum(jnp.sin(f(*a)))
     grad, expected = (jax.grad(loss(f), argnums=(0, 1)) for f in (ours, plain))

@@ -342,7 +342,8 @@ def test_it_descends_untrained(optimizer, key):
         (params, _), _ = jax.lax.scan(step, carry, length=200)
         return loss(params) / loss(start)
 
-    ratios = jax.jit(jax.vmap(ratio))(jax.random.split(key, 8))
+    # One by one: batches of QR factorisations can wait for each other for good.
+    ratios = jax.jit(lambda keys: jax.lax.map(ratio, keys))(jax.random.split(key, 8))
     assert ratios.max() < 0.3
     assert jnp.median(ratios) < 0.1
 

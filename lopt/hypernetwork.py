@@ -81,7 +81,12 @@ class _Network(nn.Module):
         initial = self.param("initial", nn.initializers.zeros, shape, jnp.float32)
         hidden = jnp.where(is_first, initial[:1], hidden)
         memory = jnp.where(is_first, initial[1:], memory)
-        cell = nn.OptimizedLSTMCell(self.width, name="lstm")
+        # Flax's default is orthogonal, by LAPACK: batches of that can wait for each
+        # other for good on a CPU.
+        normal = nn.initializers.lecun_normal()
+        cell = nn.OptimizedLSTMCell(
+            self.width, recurrent_kernel_init=normal, name="lstm"
+        )
         (memory, hidden), _ = cell((memory, hidden), inputs)
 
         # All tensors begin with the same network and the same step size.

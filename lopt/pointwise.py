@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree
 
 from lopt import native
 from lopt.blocks import Blocks
-from lopt.program import compile_function
+from lopt.native.program import compile_function
 
 Layers: TypeAlias = Sequence[tuple[Any, Any]]
 """A kernel of (outputs, inputs) and a bias each, with a ReLU between one and the next;

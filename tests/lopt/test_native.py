@@ -14,8 +14,8 @@ import pytest
 from lopt import native
 from lopt import pointwise as module
 from lopt.mlp import PerParameterMLP
+from lopt.native.program import OPERATIONS, compile_function
 from lopt.pointwise import mean_squares, multiply, pointwise
-from lopt.program import OPERATIONS, compile_function
 from tests.conftest import command_environment
 
 needs_compiler = pytest.mark.skipif(

@@ -1,12 +1,11 @@
 // Functions that treat every parameter of a tensor alone, in one pass over it.
 //
-// XLA calls this on CPUs, by way of native.py. A function is a list of instructions,
+// XLA calls this on CPUs, by way of __init__.py. A function is a list of instructions,
 // as program.py makes them. Each is carried out for a block of parameters at a time:
 // what is in between stays in the fastest cache, and memory is read and written once.
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <cstring>
@@ -15,243 +14,15 @@
 #include <utility>
 #include <vector>
 
+#include "instructions.h"
+#include "layers.h"
+#include "tensors.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace {
 
-namespace ffi = xla::ffi;
-using Integers = ffi::Span<const int64_t>;
-
-// A tile is what registers hold: sums of a few outputs for a few vectors of parameters.
-#ifdef __AVX512F__
-constexpr int kLanes = 16, kOutputs = 8;
-#else
-constexpr int kLanes = 8, kOutputs = 4;
-#endif
-constexpr int kVectors = 3;
-constexpr int64_t kTile = kLanes * kVectors;
 constexpr int64_t kCache = 28 * 1024 / sizeof(float);  // for all rows of a block
 constexpr int64_t kShare = 4096;  // parameters that a thread takes at a time
-constexpr int64_t kLine = 64 / sizeof(float);
-
-// ---------------------------------------------------------------------------- Layers
-
-using Vector = float __attribute__((vector_size(4 * kLanes)));
-using Unaligned = float __attribute__((vector_size(4 * kLanes), aligned(4)));
-
-Vector Load(const float* from) { return *reinterpret_cast<const Unaligned*>(from); }
-void Store(float* to, Vector x) { *reinterpret_cast<Unaligned*>(to) = x; }
-Vector Fill(float x) { return x - Vector{}; }
-
-struct Layer {
-  const float* kernel;  // (outputs, inputs)
-  const float* bias;
-  int64_t num_outputs, num_inputs;
-};
-
-// Where a tile is: rows of parameters, and the first of them.
-template <typename Number>
-struct Place {
-  Number* const* rows;
-  int64_t at;
-  Number* operator()(int64_t row, int vector) const {
-    return rows[row] + at + vector * kLanes;
-  }
-};
-using Input = Place<const float>;
-using Output = Place<float>;
-
-// Calls `use(unit, vector, sum)` for the units of a layer, a few of them at a time.
-template <typename Use>
-__attribute__((always_inline)) inline void ForEachUnit(const Layer& layer, Input in,
-                                                       Use use) {
-  const int64_t num_inputs = layer.num_inputs;
-  for (int64_t first = 0; first < layer.num_outputs; first += kOutputs) {
-    // The last few are computed again where there are not enough of them.
-    const int64_t num = std::min<int64_t>(kOutputs, layer.num_outputs - first);
-    const float* weights[kOutputs];
-    Vector sums[kOutputs][kVectors];
-    for (int j = 0; j < kOutputs; ++j) {
-      const int64_t unit = first + std::min<int64_t>(j, num - 1);
-      weights[j] = layer.kernel + unit * num_inputs;
-      for (int v = 0; v < kVectors; ++v) sums[j][v] = Fill(layer.bias[unit]);
-    }
-    for (int64_t i = 0; i < num_inputs; ++i) {
-      Vector x[kVectors];
-      for (int v = 0; v < kVectors; ++v) x[v] = Load(in(i, v));
-      for (int j = 0; j < kOutputs; ++j) {
-        const Vector weight = Fill(weights[j][i]);
-        for (int v = 0; v < kVectors; ++v) sums[j][v] += weight * x[v];
-      }
-    }
-    for (int j = 0; j < kOutputs; ++j)
-      if (j < num)
-        for (int v = 0; v < kVectors; ++v) use(first + j, v, sums[j][v]);
-  }
-}
-
-// What is not a number remains so.
-Vector Relu(Vector x) { return x < 0.0f ? Vector{} : x; }
-
-template <bool relu>
-__attribute__((noinline)) void Apply(const Layer& layer, Input in, Output out) {
-  ForEachUnit(layer, in, [&](int64_t unit, int v, Vector sum) {
-    Store(out(unit, v), relu ? Relu(sum) : sum);
-  });
-}
-
-// Applies the last two layers, of which the second has `n` outputs: units between them
-// are used up as they come.
-template <int n>
-__attribute__((noinline)) void ApplyLast(const Layer& hidden, const Layer& last,
-                                         Input in, Output out) {
-  Vector sums[n][kVectors];
-  for (int j = 0; j < n; ++j)
-    for (int v = 0; v < kVectors; ++v) sums[j][v] = Fill(last.bias[j]);
-  ForEachUnit(hidden, in, [&](int64_t unit, int v, Vector sum) {
-    const Vector x = Relu(sum);
-    for (int j = 0; j < n; ++j)
-      sums[j][v] += Fill(last.kernel[j * last.num_inputs + unit]) * x;
-  });
-  for (int j = 0; j < n; ++j)
-    for (int v = 0; v < kVectors; ++v) Store(out(j, v), sums[j][v]);
-}
-
-// ---------------------------------------------------------------------- Instructions
-
-// In the order of `OPERATIONS` in program.py.
-enum Operation { kLayers, kAdd, kSub, kMul, kDiv, kMax, kMin, kNeg, kAbs, kSqrt,
-                 kRsqrt, kExp };
-
-float Exp(float x) {
-  x = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
-  const float shifted = x * 1.44269504f + 12582912.0f;  // rounds: 1.5 * 2^23
-  const float whole = shifted - 12582912.0f;
-  const float rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  float y = 1.9875691500e-4f;
-  y = y * rest + 1.3981999507e-3f;
-  y = y * rest + 8.3334519073e-3f;
-  y = y * rest + 4.1665795894e-2f;
-  y = y * rest + 1.6666665459e-1f;
-  y = y * rest + 5.0000001201e-1f;
-  y = y * rest * rest + rest + 1.0f;
-  // A power of two in two factors, each of them in range.
-  const int32_t exponent = static_cast<int32_t>(x == x ? whole : 0.0f);
-  const int32_t half = exponent >> 1;
-  const auto power = [](int32_t n) {
-    const int32_t bits = (n + 127) << 23;
-    float found;
-    std::memcpy(&found, &bits, sizeof(found));
-    return found;
-  };
-  return y * power(half) * power(exponent - half);
-}
-
-template <typename Function>
-void Each(Function function, const float* __restrict a, const float* __restrict b,
-          float* __restrict out, int64_t size) {
-  for (int64_t i = 0; i < size; ++i) out[i] = function(a[i], b[i]);
-}
-
-void Compute(int64_t operation, const float* a, const float* b, float* out,
-             int64_t size) {
-  const auto each = [&](auto function) { Each(function, a, b, out, size); };
-  // The largest and the smallest of two are not numbers if one of them is not.
-  switch (operation) {
-    case kAdd: return each([](float x, float y) { return x + y; });
-    case kSub: return each([](float x, float y) { return x - y; });
-    case kMul: return each([](float x, float y) { return x * y; });
-    case kDiv: return each([](float x, float y) { return x / y; });
-    case kMax: return each([](float x, float y) { return x < y || y != y ? y : x; });
-    case kMin: return each([](float x, float y) { return y < x || y != y ? y : x; });
-    case kNeg: return each([](float x, float) { return -x; });
-    case kAbs: return each([](float x, float) { return std::fabs(x); });
-    case kSqrt: return each([](float x, float) { return std::sqrt(x); });
-    case kRsqrt: return each([](float x, float) { return 1.0f / std::sqrt(x); });
-    case kExp: return each([](float x, float) { return Exp(x); });
-  }
-}
-
-double SumOfSquares(const float* x, int64_t size) {
-  float lanes[kTile] = {};
-  int64_t i = 0;
-  for (; i + kTile <= size; i += kTile)
-    for (int lane = 0; lane < kTile; ++lane) lanes[lane] += x[i + lane] * x[i + lane];
-  double sum = 0.0;
-  for (float lane : lanes) sum += lane;
-  for (; i < size; ++i) sum += x[i] * x[i];
-  return sum;
-}
-
-// --------------------------------------------------------------------------- Tensors
-
-// An operand: one tensor, or as many as there are members.
-struct Operand {
-  const float* data;
-  Integers shape;   // of one
-  int64_t stride;   // from one member to the next
-
-  const float* Of(int64_t member) const { return data + member * stride; }
-};
-
-// Where an element is, counted along each dimension of the tensor.
-class Position {
- public:
-  Position(Integers shape, int64_t element) : shape_(shape), index_(shape.size()) {
-    for (size_t i = shape.size(); i-- > 0; element /= shape[i])
-      index_[i] = element % shape[i];
-  }
-  int64_t operator[](size_t i) const { return index_[i]; }
-
-  // How many elements there are to the end of the last dimension.
-  int64_t rest() const { return shape_[shape_.size() - 1] - index_.back(); }
-
-  // Goes on; at most to that end.
-  void Advance(int64_t num) {
-    index_.back() += num;
-    for (size_t i = shape_.size(); i-- > 1 && index_[i] == shape_[i];)
-      index_[i] = 0, ++index_[i - 1];
-  }
-
- private:
-  Integers shape_;
-  std::vector<int64_t> index_;
-};
-
-// Where the elements of an array are that does not change along some dimensions.
-class Strides {
- public:
-  Strides(Integers shape, Integers whole) : strides_(whole.size()) {
-    int64_t size = 1;
-    for (size_t i = whole.size(); i-- > 0; size *= shape[i])
-      strides_[i] = shape[i] == 1 && whole[i] != 1 ? 0 : size;
-  }
-  int64_t Find(const Position& position) const {
-    int64_t offset = 0;
-    for (size_t i = 0; i < strides_.size(); ++i) offset += position[i] * strides_[i];
-    return offset;
-  }
-  bool is_constant() const { return strides_.back() == 0; }  // along the last dimension
-
- private:
-  std::vector<int64_t> strides_;
-};
-
-// Rows of numbers that begin where cache lines do.
-class Rows {
- public:
-  Rows(int64_t num, int64_t size) : memory_(num * size + kLine) {
-    const auto address = reinterpret_cast<uintptr_t>(memory_.data()) / sizeof(float);
-    float* row = memory_.data() + (kLine - address % kLine) % kLine;
-    for (int64_t i = 0; i < num; ++i, row += size) rows_.push_back(row);
-  }
-  float* operator[](int64_t i) const { return rows_[i]; }
-  float* const* get() const { return rows_.data(); }
-
- private:
-  std::vector<float> memory_;
-  std::vector<float*> rows_;
-};
 
 // What is to be computed. Places are, one after the other: arrays, scalars among the
 // weights, constants, and rows that instructions write to.

@@ -25,9 +25,10 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from lopt.folders import cache_folder
-from lopt.program import Program
+from lopt.native.program import Program
 
-_SOURCE = Path(__file__).with_name("native.cc")
+_SOURCE = Path(__file__).with_name("pointwise.cc")
+_HEADERS = sorted(_SOURCE.parent.glob("*.h"))
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"),
@@ -71,7 +72,8 @@ def _is_registered() -> bool:
 def _load(compiler: str) -> ctypes.CDLL:
     """Loads the library of this source, compiler and jax, for this CPU."""
     cpu = [x for x in Path("/proc/cpuinfo").read_text().split("\n") if "flags" in x]
-    parts = [_SOURCE.read_text(), *_FLAGS, compiler, jax.__version__, *cpu[:1]]
+    sources = [path.read_text() for path in (_SOURCE, *_HEADERS)]
+    parts = [*sources, *_FLAGS, compiler, jax.__version__, *cpu[:1]]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = cache_folder("native") / f"{name[:32]}.so"
     with contextlib.suppress(OSError):  # it is not there, or is damaged

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal, Primitive
 
-# Their places here are their codes; native.cc has the same list.
+# Their places here are their codes; instructions.h has the same list.
 OPERATIONS = (
     *("layers", "add", "sub", "mul", "div", "max", "min"),
     *("neg", "abs", "sqrt", "rsqrt", "exp"),

@@ -4,13 +4,13 @@ The plain way is one operation after the other on whole tensors. On a CPU the la
 a narrow network are written out term by term, so that they fuse with all around them
 into one loop over the parameters. Wide networks and large tensors go through native
 code there, or, where there is none, block by block, so that activations stay in the
-cache. On a TPU it is a kernel.
+cache. On a TPU or a GPU it is a kernel.
 """
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -270,19 +270,28 @@ def _in_native_code(program, *operands, num_arrays, num_batch, is_mean, **_):
     )
 
 
-def _lower_on_tpu(ctx: Any, *operands: Any, **params: Any) -> Any:
-    # A kernel is neither sharded nor batched by the compiler.
+def _lower_on_accelerator(
+    kind: Literal["tpu", "gpu"], ctx: Any, *operands: Any, **params: Any
+) -> Any:
+    # A kernel is neither sharded nor batched by the compiler, and counts in 32 bits.
     is_single = _is_on_one_device(ctx) and not params["num_batch"]
-    form = _in_kernel if is_single and not params["is_mean"] else _plain
+    sizes = [x.size for x in ctx.avals_in[: params["num_arrays"]]]
+    is_for_kernel = is_single and not params["is_mean"] and 0 < max(sizes) < 2**31
+    form = functools.partial(_in_kernel, kind=kind) if is_for_kernel else _plain
     return mlir.lower_fun(form, multiple_results=False)(ctx, *operands, **params)
 
 
-def _in_kernel(*operands, interpret=False, **params):
+# Tensors of one shape share a kernel.
+@functools.partial(jax.jit, static_argnames=("kind", "interpret", *_STATIC))
+def _in_kernel(*operands, kind, interpret=False, **params):
     # Imported when first used: Pallas takes a quarter of a second.
-    from lopt.kernel import in_kernel
+    if kind == "tpu":
+        from lopt.tpu_kernel import in_kernel
+    else:
+        from lopt.gpu_kernel import in_kernel
 
-    def call(arrays, leaves):
-        return _call(write_out, *arrays, *leaves, **params)
+    def call(apply, arrays, leaves):
+        return _call(apply, *arrays, *leaves, **params)
 
     num = params["num_arrays"]
     return in_kernel(call, operands[:num], operands[num:], interpret=interpret)
@@ -299,4 +308,6 @@ batching.primitive_batchers[_pointwise_p] = _batch
 ad.primitive_jvps[_pointwise_p] = _jvp
 mlir.register_lowering(_pointwise_p, mlir.lower_fun(_plain, multiple_results=False))
 mlir.register_lowering(_pointwise_p, _lower_on_cpu, platform="cpu")
-mlir.register_lowering(_pointwise_p, _lower_on_tpu, platform="tpu")
+for _platform, _kind in {"tpu": "tpu", "cuda": "gpu", "rocm": "gpu"}.items():
+    _lower = functools.partial(_lower_on_accelerator, _kind)
+    mlir.register_lowering(_pointwise_p, _lower, platform=_platform)

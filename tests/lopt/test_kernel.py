@@ -1,4 +1,4 @@
-"""The kernel for TPUs computes what the plain path computes."""
+"""The kernels for TPUs and GPUs compute what the plain path computes."""
 
 import functools
 
@@ -14,6 +14,11 @@ from lopt.normalized_mlp import NormalizedMLP
 from meta_train.plan import tpu_devices
 
 OPTIMIZERS = [PerParameterMLP(width=4), AdafactorMLP(), NormalizedMLP(width=4)]
+EVERY = pytest.mark.parametrize(
+    "optimizer",
+    [PerParameterMLP(), AdafactorMLP(), NormalizedMLP(orthogonalize=True)],
+    ids=lambda o: type(o).__name__,
+)
 SHAPES = [(20, 1030), (1_500,), (2, 3, 9, 40)]
 
 
@@ -21,9 +26,10 @@ def grads_and_params(key, shape):
     return [jax.random.normal(k, shape) for k in jax.random.split(key)]
 
 
+@pytest.mark.parametrize("kind", ["tpu", "gpu"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: type(o).__name__)
-def test_the_kernel_equals_the_plain_path(optimizer, shape, key, monkeypatch):
+def test_the_kernel_equals_the_plain_path(optimizer, shape, kind, key, monkeypatch):
     transformation = optimizer.as_optax(optimizer.init_theta(key), 10)
     grads, params = grads_and_params(key, shape)
     _, state = transformation.update(grads, transformation.init(params), params)
@@ -34,7 +40,7 @@ def test_the_kernel_equals_the_plain_path(optimizer, shape, key, monkeypatch):
         if parameters["is_mean"]:
             return module._plain(*operands, **parameters)
         kernels.append(parameters["function"])
-        return module._in_kernel(*operands, interpret=True, **parameters)
+        return module._in_kernel(*operands, kind=kind, interpret=True, **parameters)
 
     monkeypatch.setattr(module._pointwise_p, "bind", bind)
     found, _ = transformation.update(grads, state, params)
@@ -43,23 +49,47 @@ def test_the_kernel_equals_the_plain_path(optimizer, shape, key, monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "optimizer",
-    [PerParameterMLP(), AdafactorMLP(), NormalizedMLP(orthogonalize=True)],
-    ids=lambda o: type(o).__name__,
-)
-def test_the_kernel_compiles_for_a_tpu(optimizer, key):
-    pytest.importorskip("libtpu", reason='NO COMPILER: pip install "lopt[tpu]"')
-    theta = optimizer.init_theta(key)
-    one = jax.sharding.SingleDeviceSharding(tpu_devices("v5e:2x2")[0])
-    on = lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x), sharding=one)
-    shapes = {"w": (1_000, 520), "b": (130,), "conv": (3, 3, 40, 64)}
+def lowered(optimizer, shapes, key, *, sharding=None, platform=None):
+    """Lowers the update of a tree for a device that need not be here."""
+    on = lambda x: jax.ShapeDtypeStruct(
+        jnp.shape(x), jnp.result_type(x), sharding=sharding
+    )
     params = {name: jnp.ones(shape) for name, shape in shapes.items()}
-    transformation = optimizer.as_optax(theta, 100)
+    transformation = optimizer.as_optax(optimizer.init_theta(key), 100)
     arguments = jax.tree.map(on, (params, transformation.init(params), params))
     update = functools.partial(transformation.update, value=None)
-    compiled = jax.jit(update).trace(*arguments).lower().compile()
-    text = str(compiled.as_text())
-    num_vectors = 0 if isinstance(optimizer, NormalizedMLP) else 1
-    assert text.count('custom_call_target="tpu_custom_call"') == 2 + num_vectors
+    platforms = platform and (platform,)
+    return jax.jit(update).trace(*arguments).lower(lowering_platforms=platforms)
+
+
+def num_kernels(optimizer):
+    """Returns how many there must be for `TREE`: vectors may be left to Adam."""
+    return 2 if isinstance(optimizer, NormalizedMLP) else 3
+
+
+TREE = {"w": (1_000, 520), "b": (130,), "conv": (3, 3, 40, 64)}
+
+
+@EVERY
+@pytest.mark.parametrize("platform", ["cuda", "rocm"])
+def test_there_is_a_kernel_for_every_gpu(optimizer, platform, key):
+    text = lowered(optimizer, TREE, key, platform=platform).as_text()
+    assert text.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == num_kernels(
+        optimizer
+    )
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_empty_tensors_need_no_kernel(platform, key):
+    shapes = {"empty": (0, 3), "vector": (0,)}
+    text = lowered(AdafactorMLP(), shapes, key, platform=platform).as_text()
+    assert "custom_call" not in text
+
+
+@pytest.mark.slow
+@EVERY
+def test_the_kernel_compiles_for_a_tpu(optimizer, key):
+    pytest.importorskip("libtpu", reason='NO COMPILER: pip install "lopt[tpu]"')
+    one = jax.sharding.SingleDeviceSharding(tpu_devices("v5e:2x2")[0])
+    text = str(lowered(optimizer, TREE, key, sharding=one).compile().as_text())
+    assert text.count('custom_call_target="tpu_custom_call"') == num_kernels(optimizer)

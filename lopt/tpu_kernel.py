@@ -1,4 +1,4 @@
-"""A function of every parameter alone as a Pallas kernel: one pass over a tensor."""
+"""A function of every parameter alone as a Pallas kernel for TPUs, by Mosaic."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,23 +9,25 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Float
 
+from lopt.pointwise import write_out
+
 _ROWS, _COLUMNS = 8, 1024  # of a block: a few registers for each value in flight
 
 
 def in_kernel(
-    call: Callable[[Sequence[Array], Sequence[Any]], Array],
+    call: Callable[[Any, Sequence[Array], Sequence[Any]], Array],
     arrays: Sequence[Float[Array, "..."]],
     weights: Sequence[Float[Array, "..."]],
     *,
     interpret: bool = False,
 ) -> Float[Array, "..."]:
-    """Calls ``call(arrays, weights)`` on one block of a tensor after the other.
+    """Calls ``call(apply, arrays, weights)`` on one block of a tensor after the other.
 
-    Every array is read once, and nothing but the result is written. Layers must be
-    written out: weights are scalars, which `call` indexes one by one.
+    Every array is read once, and nothing but the result is written. Layers are written
+    out: weights are scalars.
 
     Args:
-        call: Treats every element alone.
+        call: Treats every element alone. It is given a way to apply layers.
         arrays: Of the shape of the tensor, or 1 where they do not change along it.
         weights: The same for all elements; scalars come as values.
         interpret: Whether to run it without a compiler, to be tested.
@@ -52,7 +54,7 @@ def in_kernel(
             ref[0] if w.ndim == 0 else ref
             for ref, w in zip(inputs[len(arrays) :], weights, strict=True)
         ]
-        out[...] = jnp.broadcast_to(call(blocks, scalars), out.shape)
+        out[...] = jnp.broadcast_to(call(write_out, blocks, scalars), out.shape)
 
     like = jax.ShapeDtypeStruct(shape, jnp.result_type(*arrays, *weights))
     whole = pl.BlockSpec(memory_space=pltpu.SMEM)

@@ -1,6 +1,7 @@
 """Updates that fit any width: muP (Yang et al., 2022, arXiv:2203.03466)."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,14 +70,14 @@ def hidden_factors(params: Any, base_fan_in: int = 1) -> Any:
     Sizes that coincide by chance mislead: a first layer is held to be hidden if the
     data have as many dimensions as a hidden layer or as there are outputs, as in
     an autoencoder; a layer before a flattening is not. Nor are kernels with an axis for
-    the heads of attention, which do not end in ``(in, out)``.
+    the heads of attention, which do not end in ``(in, out)``. Nor is anything where
+    `optax.masked` or `multi_transform` hides the tensors around it.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(params)
     shapes = [jnp.shape(leaf) for _, leaf in paths]
-    names = [jax.tree_util.keystr(path, simple=True) for path, _ in paths]
     is_matrix = [
-        len(shape) >= 2 and not name.endswith("embedding")
-        for shape, name in zip(shapes, names, strict=True)
+        len(shape) >= 2 and _name(path) != "embedding"
+        for shape, (path, _) in zip(shapes, paths, strict=True)
     ]
 
     def factor(i: int) -> float:
@@ -89,3 +90,10 @@ def hidden_factors(params: Any, base_fan_in: int = 1) -> Any:
         return base_fan_in / max(math.prod(shapes[i][:-1]), 1) if hidden else 1.0
 
     return treedef.unflatten([factor(i) for i in range(len(shapes))])
+
+
+def _name(path: Sequence[Any]) -> str:
+    """Returns what a tensor is called; variables of NNX and boxes are looked into."""
+    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    names = [key for key in keys if key != "value"]
+    return names[-1] if names else ""

@@ -1,10 +1,12 @@
 """Updates of hidden matrices shrink with their width, all others stay."""
 
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 import lopt
 from lopt.mlp import PerParameterMLP
@@ -66,6 +68,28 @@ def test_a_recurrent_square_matrix_alone_between_two_layers_is_hidden():
     shapes = {"input": (5, 8), "recurrent": (8, 8), "output": (8, 3), "scale": ()}
     factors = hidden_factors({name: jnp.zeros(s) for name, s in shapes.items()})
     assert factors == {"input": 1, "recurrent": 1 / 8, "output": 1, "scale": 1}
+
+
+class Embedded(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = nnx.Embed(100, 32, rngs=rngs)
+        self.hidden = nnx.Linear(32, 32, rngs=rngs)
+        self.output = nnx.Linear(32, 100, rngs=rngs)
+
+
+def test_variables_of_nnx_have_the_names_that_they_are_stored_by():
+    state = nnx.state(Embedded(nnx.Rngs(0)), nnx.Param)
+    found = jax.tree.leaves(hidden_factors(state))
+    assert found == jax.tree.leaves(hidden_factors(nnx.to_pure_dict(state)))
+    assert sorted(found) == [1 / 32, 1, 1, 1, 1]
+
+
+def test_boxes_of_linen_are_looked_into():
+    table = jnp.ones((100, 32))
+    boxed = {"embedding": nn.Partitioned(table, names=("vocabulary", None))}
+    layers = {"hidden": jnp.ones((32, 32)), "output": jnp.ones((32, 100))}
+    found = jax.tree.leaves(hidden_factors({**boxed, **layers}))
+    assert found == [1, 1 / 32, 1]
 
 
 def updates_of(width, key, base_fan_in=1):

@@ -11,6 +11,7 @@ import hashlib
 import math
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -48,18 +49,21 @@ _lock = threading.Lock()
 
 @functools.cache
 def _is_registered() -> bool:
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    asked = shlex.split(os.environ.get("CXX", ""))
     # Elsewhere nobody has tried it.
     is_known = (platform.system(), platform.machine()) == ("Linux", "x86_64")
-    if os.environ.get("LOPT_NATIVE") == "0" or compiler is None or not is_known:
+    is_off = os.environ.get("LOPT_NATIVE") == "0" or not is_known
+    if is_off or not (asked or shutil.which("c++")):
         return False
+    compiler = asked or ["c++"]
     try:
         library = _load(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         warnings.warn(
             "native code must be compiled once, for speed, but "
-            f"{compiler} could not: {said.decode(errors='replace').strip()[-500:]}\n"
+            f"`{shlex.join(compiler)}` could not, for {cache_folder('native')}: "
+            f"{said.decode(errors='replace').strip()[-500:]}\n"
             "XLA's code is taken, which is slower; LOPT_NATIVE=0 asks for that.",
             stacklevel=3,
         )
@@ -69,11 +73,11 @@ def _is_registered() -> bool:
     return True
 
 
-def _load(compiler: str) -> ctypes.CDLL:
+def _load(compiler: Sequence[str]) -> ctypes.CDLL:
     """Loads the library of this source, compiler and jax, for this CPU."""
     cpu = [x for x in Path("/proc/cpuinfo").read_text().split("\n") if "flags" in x]
     sources = [path.read_text() for path in (_SOURCE, *_HEADERS)]
-    parts = [*sources, *_FLAGS, compiler, jax.__version__, *cpu[:1]]
+    parts = [*sources, *_FLAGS, *compiler, jax.__version__, *cpu[:1]]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = cache_folder("native") / f"{name[:32]}.so"
     with contextlib.suppress(OSError):  # it is not there, or is damaged
@@ -82,7 +86,7 @@ def _load(compiler: str) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         include = f"-I{jax.ffi.include_dir()}"
-        command = [compiler, *_FLAGS, include, str(_SOURCE), "-o", str(made)]
+        command = [*compiler, *_FLAGS, include, str(_SOURCE), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
         made.replace(path)  # at once: others may be looking for it
     return ctypes.CDLL(str(path))

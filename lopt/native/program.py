@@ -81,6 +81,9 @@ def compile_function(
         return None
 
 
+# They carry out what is inside of them once.
+_CALLS = ("jit", "closed_call", "custom_jvp_call", "custom_vjp_call")
+
 _layers_p = Primitive("layers")
 _layers_p.multiple_results = True
 
@@ -130,8 +133,8 @@ def _read(
     find = lambda x: _constant(x.val) if isinstance(x, Literal) else known[x]
     for equation in jaxpr.eqns:
         name, operands = equation.primitive.name, [*map(find, equation.invars)]
-        inner = equation.params.get("jaxpr") or equation.params.get("call_jaxpr")
-        if inner is not None:
+        if name in _CALLS:
+            inner = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
             found = _read(inner, operands, fresh, steps)
         elif name == "convert_element_type" and _are_single(equation.outvars):
             found = operands

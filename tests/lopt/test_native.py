@@ -18,6 +18,7 @@ from lopt.native.program import OPERATIONS, compile_function
 from lopt.pointwise import mean_squares, multiply, pointwise
 from tests.conftest import command_environment
 
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="for Linux only")
 needs_compiler = pytest.mark.skipif(
     not native.is_available(), reason="NO COMPILER: native code needs one"
 )
@@ -167,6 +168,9 @@ def test_what_native_code_cannot_do_is_left_to_xla(key):
         lambda apply, arrays, _: arrays[0] ** 3,
         lambda apply, arrays, _: jnp.where(arrays[0] > 0, 1.0, arrays[0]),
         lambda apply, arrays, _: arrays[0].astype(jnp.bfloat16).astype(jnp.float32),
+        lambda apply, arrays, _: jax.lax.fori_loop(
+            0, 5, lambda _, x: 2.0 * x, arrays[0]
+        ),
     ]:
         treedef = jax.tree.structure(())
         program = compile_function(
@@ -220,7 +224,7 @@ def test_without_a_compiler_xla_does_it_without_a_word(compile_anew, monkeypatch
     assert not native.is_available()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="tried on Linux only")
+@on_linux
 def test_a_compiler_that_fails_is_named_with_its_reason(
     compile_anew, monkeypatch, tmp_path
 ):
@@ -228,9 +232,29 @@ def test_a_compiler_that_fails_is_named_with_its_reason(
     broken.write_text("#!/bin/sh\necho 'no room on the moon' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    with pytest.warns(UserWarning, match="broken could not: no room on the moon"):
+    with pytest.warns(UserWarning, match="broken` could not, .*: no room on the moon"):
         assert not native.is_available()
     assert not native.is_available()  # and it is not said again
+
+
+@needs_compiler
+def test_a_compiler_may_come_with_arguments(compile_anew, monkeypatch):
+    monkeypatch.setenv("CXX", "env WITH=1 c++")
+    assert native.is_available()
+
+
+@on_linux
+def test_a_compiler_that_was_asked_for_must_be_there(compile_anew, monkeypatch):
+    monkeypatch.setenv("CXX", "nowhere -O2")
+    with pytest.warns(UserWarning, match="`nowhere -O2` could not, .*No such file"):
+        assert not native.is_available()
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_named(compile_anew, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    with pytest.warns(UserWarning, match=r"for /dev/null/lopt/native: .*/dev/null"):
+        assert not native.is_available()
 
 
 @needs_compiler

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -62,13 +62,13 @@ class Blocks(NamedTuple):
         def write(i, out, found):
             return jax.lax.dynamic_update_slice(out, found, self._place(i)[0])
 
-        first = jax.eval_shape(find, 0)
-        empty = jnp.zeros(self.shape, first.dtype)
+        dtype = jax.eval_shape(find, 0).dtype
+        empty = _zeros(self.shape, dtype, arrays)
         if not shared:
             now = lambda i, out: write(i, out, find(i))
             return jax.lax.fori_loop(0, self.num, now, empty)
         later = lambda i, carry: (write(jnp.maximum(i - 1, 0), *carry), find(i))
-        none = jnp.zeros(self.block, first.dtype)
+        none = _zeros(self.block, dtype, arrays)
         carry = jax.lax.fori_loop(0, self.num, later, (empty, none))
         return write(self.num - 1, *carry)
 
@@ -89,7 +89,7 @@ class Blocks(NamedTuple):
         # Rows are added up at last: cores have a share of them, and not of one number.
         like = jax.eval_shape(rows, 0)
         add = lambda i, totals: totals + rows(i)
-        none = jnp.zeros(like.shape, like.dtype)
+        none = _zeros(like.shape, like.dtype, arrays)
         totals = jax.lax.fori_loop(0, self.num, add, none)
         return jnp.sum(totals, range(1, totals.ndim))
 
@@ -116,3 +116,10 @@ class Blocks(NamedTuple):
             return jax.lax.dynamic_slice(x, at, sizes)
 
         return [take(x) for x in arrays]
+
+
+def _zeros(shape: Sequence[int], dtype: Any, arrays: Arrays) -> Float[Array, "..."]:
+    """Returns zeros that differ between the devices of a shard_map as arrays do."""
+    axes = tuple(jax.typeof(arrays[0]).manual_axis_type.varying)
+    zeros = jnp.zeros(shape, dtype)
+    return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros

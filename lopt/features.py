@@ -28,7 +28,9 @@ def decayed(
 
 def time_features(step: Int[Array, ""]) -> Float[Array, " time"]:
     """Returns ``tanh(step / scale - 1)``: which time scales have passed."""
-    return jnp.tanh(step.astype(jnp.float32) / jnp.asarray(TIME_SCALES) - 1.0)
+    return jnp.tanh(
+        step.astype(jnp.float32) / jnp.asarray(TIME_SCALES, jnp.float32) - 1.0
+    )
 
 
 def mean_square(feature: Float[Array, "..."]) -> Float[Array, ""]:
@@ -65,7 +67,9 @@ def init_factored(param: Float[Array, "..."], num_decays: int) -> Factored:
 
     # Arrays of their own, as no buffer can be donated twice.
     rows = [empty(axes[1]) if axes else zeros_like(param) for _ in range(num_decays)]
-    cols = [empty(axes[0]) if axes else jnp.zeros(1) for _ in range(num_decays)]
+    cols = [
+        empty(axes[0]) if axes else jnp.zeros(1, jnp.float32) for _ in range(num_decays)
+    ]
     return Factored(tuple(rows), tuple(cols))
 
 

@@ -234,7 +234,7 @@ class HierarchicalRNN(TensorOptimizer):
     ):
         if not tensors:
             return [], shared
-        is_first = clock.step == 0
+        is_first = clock.count == 0
         states = [_average(tensor, is_first) for tensor in tensors]
         inputs = [_inputs(state) for state in states]
         places = jnp.asarray([tensor.place for tensor in tensors])

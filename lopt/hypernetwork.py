@@ -140,7 +140,7 @@ class HyperLSTM(TensorOptimizer):
         # All are shifted alike: their first mixture is an MLP that already descends.
         first = init_layers(sizes, key_first, follow=MOMENTUM + 1)
         share = 1 / math.sqrt(self.num_banks)
-        mixture = _mix(banks, jnp.ones(self.num_banks))
+        mixture = _mix(banks, jnp.ones(self.num_banks, jnp.float32))
         banks = jax.tree.map(
             lambda bank, a, b: bank + share * (a - b)[None], banks, first, mixture
         )
@@ -185,7 +185,7 @@ class HyperLSTM(TensorOptimizer):
             jnp.stack(rows),
             shared.hidden[places],
             shared.memory[places],
-            clock.step == 0,
+            clock.count == 0,
         )
         controls, step_sizes, hidden, memory = outputs
         results = [
@@ -246,14 +246,14 @@ def _update_trend(trend: LossTrend, clock: Clock) -> LossTrend:
     """Returns the averages after one more loss."""
     assert clock.loss is not None
     slowest = jnp.maximum(clock.num_steps, _FASTEST_HALF_LIFE)
-    powers = jnp.linspace(0.0, 1.0, _NUM_AVERAGES)
+    powers = jnp.linspace(0.0, 1.0, _NUM_AVERAGES, dtype=jnp.float32)
     half_lives = _FASTEST_HALF_LIFE * (slowest / _FASTEST_HALF_LIFE) ** powers
     rates = -jnp.expm1(-math.log(2.0) / half_lives)  # one minus the decay
     # A loss that is no number would stay in the averages for good.
     loss = jnp.where(jnp.isfinite(clock.loss), clock.loss, trend.means)
     weights = trend.weights + rates * (1 - trend.weights)
     means = trend.means + rates / weights * (loss - trend.means)
-    minima = jnp.where(clock.step == 0, means, jnp.minimum(trend.minima, means))
+    minima = jnp.where(clock.count == 0, means, jnp.minimum(trend.minima, means))
     return LossTrend(means, weights, minima)
 
 
@@ -266,7 +266,7 @@ def _trend_features(trend: LossTrend, clock: Clock) -> Float[Array, "9"]:
     # Differences that are but rounding errors are no trend.
     floor = 1e-8 + 1e-6 * jnp.abs(slow)
     position = (fast - minima) / jnp.maximum(slow - minima, floor)
-    return jnp.where(clock.step < 2, 0.0, jnp.clip(position - 1.0, -1.0, 1.0))
+    return jnp.where(clock.count < 2, 0.0, jnp.clip(position - 1.0, -1.0, 1.0))
 
 
 def _statistics(tensor: Tensor) -> Float[Array, "12"]:

@@ -69,7 +69,8 @@ def init_layers(
         straight = jnp.zeros((sizes[i], 2), jnp.float32).at[rows].add(signs)
         weights[f"kernel_{i}"] = weights[f"kernel_{i}"].at[:, :2].set(straight)
         rows, signs = jnp.arange(2), jnp.eye(2, dtype=jnp.float32)
-    first = jnp.zeros((2, sizes[-1]), jnp.float32).at[:, 0].set(jnp.asarray([1, -1.0]))
+    empty = jnp.zeros((2, sizes[-1]), jnp.float32)
+    first = empty.at[0, 0].set(1.0).at[1, 0].set(-1.0)
     weights[last] = (0.1 * weights[last]).at[:2].set(first)
     return {"params": weights}
 

@@ -79,7 +79,7 @@ class NormalizedMLP(PerTensorOptimizer):
 
 def _adam(accumulators, clock: Clock) -> Float[Array, " n"]:
     """Returns the direction of Adam, from the fastest momentum."""
-    count = clock.step.astype(jnp.float32) + 1
+    count = clock.count.astype(jnp.float32) + 1  # bias fades past the horizon too
     momentum = accumulators.momenta[0] / (1 - _DECAYS.momenta[0] ** count)
     squares = accumulators.second_moment / (1 - _DECAYS.second_moment[0] ** count)
     return momentum / (jnp.sqrt(squares) + 1e-8)

@@ -10,10 +10,11 @@ cache. On a TPU or a GPU it is a kernel.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float, PyTree
@@ -68,14 +69,23 @@ def mean_squares(
 def _bind(function, arrays, weights, *, is_mean):
     leaves, treedef = jax.tree.flatten(weights)
     return _pointwise_p.bind(
-        *arrays,
-        *leaves,
+        *_varying_alike([*arrays, *leaves]),
         function=function,
         num_arrays=len(arrays),
         treedef=treedef,
         is_mean=is_mean,
         num_batch=0,
     )
+
+
+def _varying_alike(operands: Sequence[Array]) -> list[Array]:
+    """Lets all differ between the devices of a shard_map if one of them does."""
+    own = [jax.typeof(x).manual_axis_type.varying for x in operands]
+    all_axes = frozenset().union(*own)
+    return [
+        jax.lax.pcast(x, tuple(all_axes - axes), to="varying") if axes < all_axes else x
+        for x, axes in zip(operands, own, strict=True)
+    ]
 
 
 def multiply(
@@ -148,7 +158,7 @@ def _call(apply, *operands, num_batch, **params):
     """Calls the function on whole tensors."""
     if num_batch:
         inner = functools.partial(_call, apply, num_batch=num_batch - 1, **params)
-        axes = [0 if x.shape[0] > 1 else None for x in operands]
+        axes = [None if x.shape[0] == 1 else 0 for x in operands]
         if all(axis is None for axis in axes):
             return inner(*(x[0] for x in operands))[None]
         kept = [x[0] if a is None else x for x, a in zip(operands, axes, strict=True)]
@@ -173,7 +183,8 @@ def _in_blocks(*operands, num_batch, **params):
         return jax.lax.map(lambda i: inner(*pick(i)), jnp.arange(size))
     arrays, weights = _split(operands, **params)
     shape = cast(tuple[int, ...], jnp.broadcast_shapes(*(x.shape for x in arrays)))
-    function, is_narrow = params["function"], _is_narrow(operands, **params)
+    function = params["function"]
+    is_narrow = _is_narrow(operands, num_batch=0, **params)
     is_large = math.prod(shape) >= _MANY or is_narrow
     if not is_large and len({x.shape for x in arrays}) == 1 and len(shape) > 1:
         flat = [x.reshape(-1) for x in arrays]
@@ -196,8 +207,10 @@ def _are_known(features: Features, arrays: Sequence[Any]) -> bool:
     return all(any(x is array for array in arrays) for x in features(arrays))
 
 
-def _is_narrow(operands: Sequence[Any], *, num_arrays: int, **_: Any) -> bool:
-    kernels = [x.shape[-2:] for x in operands[num_arrays:]]
+def _is_narrow(
+    operands: Sequence[Any], *, num_arrays: int, num_batch: int, **_: Any
+) -> bool:
+    kernels = [x.shape[num_batch:] for x in operands[num_arrays:]]
     return max(map(math.prod, kernels), default=0) <= _WRITTEN_OUT
 
 
@@ -211,6 +224,9 @@ _STATIC = ("function", "num_arrays", "treedef", "is_mean", "num_batch")
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def _compiled(*operands, **params):
+    # Numbers come here without jit, and when jax looks for the origin of a NaN.
+    if not any(isinstance(x, Tracer) for x in operands):
+        return _plain(*operands, **params)
     return _pointwise_p.bind(*operands, **params)
 
 
@@ -220,8 +236,8 @@ def _plain(*operands, **params):
 
 @_pointwise_p.def_abstract_eval
 def _(*operands, **params):
-    shape = jax.eval_shape(functools.partial(_plain, **params), *operands)
-    return operands[0].update(shape=shape.shape, dtype=shape.dtype)
+    like = jax.eval_shape(functools.partial(_plain, **params), *operands)
+    return operands[0].update(shape=like.shape, dtype=like.dtype)
 
 
 def _batch(operands: Sequence[Any], axes: Sequence[Any], *, num_batch: int, **params):
@@ -238,13 +254,14 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params):
 
 
 def _lower_on_cpu(ctx: Any, *operands: Any, num_batch: int, **params: Any) -> Any:
-    is_narrow = _is_narrow(ctx.avals_in, **params)
+    is_narrow = _is_narrow(ctx.avals_in, num_batch=num_batch, **params)
     sizes = [math.prod(x.shape[num_batch:]) for x in ctx.avals_in]
     form = functools.partial(_call, write_out) if is_narrow else _plain
     # Native code and loops over blocks would gather what is sharded. What is narrow
     # fuses with what is around it, but in large tensors the compiler keeps too much in
     # between.
-    if _is_on_one_device(ctx) and not (is_narrow and max(sizes) < _MANY):
+    is_heavy = not is_narrow or max(sizes) >= _MANY
+    if _is_on_one_device(ctx) and is_heavy and all(x.size for x in ctx.avals_in):
         form = _find_native_code(ctx, num_batch=num_batch, **params) or _in_blocks
     lower = mlir.lower_fun(form, multiple_results=False)
     return lower(ctx, *operands, num_batch=num_batch, **params)
@@ -270,9 +287,7 @@ def _in_native_code(program, *operands, num_arrays, num_batch, is_mean, **_):
     )
 
 
-def _lower_on_accelerator(
-    kind: Literal["tpu", "gpu"], ctx: Any, *operands: Any, **params: Any
-) -> Any:
+def _lower_on_accelerator(kind: str, ctx: Any, *operands: Any, **params: Any) -> Any:
     # A kernel is neither sharded nor batched by the compiler, and counts in 32 bits.
     is_single = _is_on_one_device(ctx) and not params["num_batch"]
     sizes = [x.size for x in ctx.avals_in[: params["num_arrays"]]]

@@ -22,11 +22,13 @@ class Clock(NamedTuple):
 
     Attributes:
         step: Updates taken before it; past the horizon it stands still.
+        count: Updates taken before it, past the horizon too.
         num_steps: The horizon.
         loss: What the caller passed as `value`, if anything.
     """
 
     step: Int[Array, ""]
+    count: Int[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     num_steps: Float[Array, ""]
     loss: Float[Array, ""] | None
 
@@ -93,7 +95,7 @@ class TensorOptimizer(LearnedOptimizer):
         self, theta: Theta, num_steps: NumSteps
     ) -> optax.GradientTransformationExtraArgs:
         def init(params):
-            _check_floating(params)
+            _check_floating("parameters", params)
             leaves, treedef = _flatten(params)
             structure = jax.tree.structure(self._like(jnp.zeros(1, jnp.float32)))
             states = [
@@ -109,7 +111,7 @@ class TensorOptimizer(LearnedOptimizer):
                 shared=self.init_shared(num_tensors),
             )
 
-        def update(updates, state, params=None, *, value=None, **extra_args):
+        def update(updates, state, params=None, *, value: Any = None, **extra_args):
             del extra_args
             if params is None and self.reads_params:
                 raise UserError(
@@ -121,10 +123,17 @@ class TensorOptimizer(LearnedOptimizer):
                     f"{type(self).__name__} reads the loss, but got none: call "
                     "`update(grads, state, params, value=loss)`."
                 )
+            if self.reads_loss and jnp.ndim(value):
+                raise UserError(
+                    f"{type(self).__name__} reads the loss, which must be a scalar; "
+                    f"got `value` of shape {jnp.shape(value)}. Try its mean."
+                )
+            _check_floating("gradients", updates)
             state = jax.tree.map(jnp.asarray, state)  # Flax restores NumPy arrays
             clock = _clock(state.count, num_steps, value)
             leaves, treedef = _flatten(updates)
             values = _align(treedef, params) if params is not None else leaves
+            _check_alike(leaves, values)
             states, structure = self._scatter(treedef, state.tensors, leaves)
             live = [
                 i
@@ -219,18 +228,33 @@ def _clock(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> Clock:
     total = jnp.maximum(jnp.asarray(num_steps, jnp.float32), 1.0)
     last = jnp.asarray(total, jnp.int32) - 1
     loss = None if value is None else jnp.asarray(value, jnp.float32)
-    return Clock(jnp.minimum(count, last), total, loss)
+    return Clock(jnp.minimum(count, last), count, total, loss)
 
 
-def _check_floating(params: Any) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
-        dtype = jnp.result_type(leaf)
-        if not jnp.issubdtype(dtype, jnp.floating):
+def _check_floating(what: str, tree: Any) -> None:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        try:
+            found = jnp.result_type(leaf)
+        except TypeError:  # a function in a model, or a text
+            found = type(leaf).__name__
+        if isinstance(found, str) or not jnp.issubdtype(found, jnp.floating):
             raise UserError(
-                "parameters must be real floating-point numbers; got "
-                f"{dtype} at {jax.tree_util.keystr(path) or 'the only leaf'}. Try "
-                "`optax.masked`, which leaves such leaves out."
+                f"{what} must be real floating-point numbers; got "
+                f"{found} at {jax.tree_util.keystr(path) or 'the only leaf'}. Try "
+                "`optax.masked`, which leaves such leaves out; of an Equinox model, "
+                "`eqx.filter(model, eqx.is_inexact_array)`."
             )
+
+
+def _check_alike(grads: Sequence[Any], params: Sequence[Any]) -> None:
+    for grad, param in zip(grads, params, strict=True):
+        if grad is None or (param is not None and jnp.shape(grad) == jnp.shape(param)):
+            continue
+        found = "none" if param is None else f"one of shape {jnp.shape(param)}"
+        raise UserError(
+            "parameters must have the shapes of their gradients; got "
+            f"{found} for a gradient of shape {jnp.shape(grad)}."
+        )
 
 
 def _flatten(tree: Any) -> tuple[list[Any], Any]:

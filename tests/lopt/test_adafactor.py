@@ -176,6 +176,16 @@ def test_every_matrix_takes_steps_of_the_same_size(key):
         np.testing.assert_allclose(size, 0.02, rtol=1e-4)
 
 
+def test_the_bias_of_averages_fades_past_the_horizon(key):
+    optimizer = NormalizedMLP(learning_rate=0.02)
+    tx = optimizer.as_optax(optimizer.init_theta(key), num_steps=1)
+    grad = params = jnp.ones(3)
+    state = tx.init(params)
+    for _ in range(5):
+        updates, state = tx.update(grad, state, params)
+        np.testing.assert_allclose(updates, -0.02, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (2, 3, 5)])
 def test_orthogonal_steps_have_singular_values_near_one(shape, key):
     found = orthogonalized(jax.random.normal(key, shape)).reshape(-1, shape[-1])

@@ -122,6 +122,43 @@ def test_parameters_that_changed_since_init_are_refused(name, changed):
         tx.update(gradients(changed), state, changed, value=loss())
 
 
+@every_optimizer
+@pytest.mark.parametrize(
+    "other", [jnp.ones((2, 1)), jnp.ones((3, 2)), None], ids=["wide", "turned", "none"]
+)
+def test_parameters_unlike_their_gradients_are_refused(name, other):
+    tx = make(name)
+    with pytest.raises(UserError, match=r"shapes of their gradients; got .*\(2, 3\)"):
+        tx.update(gradients(PARAMS), tx.init(PARAMS), {**PARAMS, "w": other}, value=1.0)
+
+
+@every_optimizer
+def test_integer_gradients_are_refused(name):
+    tx = make(name)
+    grads = {**PARAMS, "b": jnp.arange(3)}
+    with pytest.raises(UserError, match=r"gradients must be.*int32.*\['b'\]"):
+        tx.update(grads, tx.init(PARAMS), PARAMS, value=loss())
+
+
+def test_what_is_not_an_array_is_refused():
+    for model in ({"activation": jnp.tanh}, {"name": "a text"}):
+        with pytest.raises(UserError, match=r"floating-point.*eqx\.filter"):
+            make("PerParameterMLP").init(model)
+
+
+@every_optimizer
+def test_a_loss_that_is_read_must_be_a_scalar(name):
+    tx = make(name)
+    update = lambda value: tx.update(
+        gradients(PARAMS), tx.init(PARAMS), PARAMS, value=value
+    )
+    if not error_without(name, "value"):
+        chex.assert_trees_all_equal(update(jnp.ones(10)), update(loss()))
+        return
+    with pytest.raises(UserError, match=r"must be a scalar; got .*\(10,\).*mean"):
+        update(jnp.ones(10))
+
+
 # Trees.
 
 
@@ -320,7 +357,30 @@ def test_lookahead_follows_its_fast_parameters(name):
     chex.assert_trees_all_equal(params.slow, PARAMS)
 
 
-# Transformations of JAX.
+# Modes and transformations of JAX.
+
+
+@every_optimizer
+def test_it_works_without_jit(name):
+    with jax.disable_jit():
+        _, params, state = train(make(name), num_steps=2)
+    chex.assert_trees_all_close(params, plain(name)[1], rtol=1e-5)
+    chex.assert_trees_all_close(state, plain(name)[2], rtol=1e-4, atol=1e-6)
+
+
+@every_optimizer
+def test_double_precision_changes_no_type_but_that_of_parameters(name):
+    expected = plain(name)[1]
+    with jax.enable_x64(True):
+        theta = OPTIMIZERS[name]().init_theta(jax.random.key(0))
+        chex.assert_trees_all_equal_shapes_and_dtypes(theta, bound(name)[1])
+        params = optax.tree.cast(PARAMS, jnp.float64)
+        updates, params, state = train(make(name), params)
+        assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype("float64")}
+        chex.assert_trees_all_equal_shapes_and_dtypes(
+            state, make(name).init(params), plain(name)[2]
+        )
+    chex.assert_trees_all_close(params, expected, rtol=1e-5)
 
 
 @every_optimizer
@@ -402,7 +462,8 @@ def test_orbax_serialises_the_state(name, tmp_path):
 @every_optimizer
 def test_past_its_horizon_time_stands_still(name):
     tx, (_, params, state) = make(name), plain(name)
-    late = [optax.tree.set(state, count=jnp.asarray(n)) for n in (NUM_STEPS, 10**6)]
+    # So late that no average has a bias any more.
+    late = [optax.tree.set(state, count=jnp.asarray(n)) for n in (10**5, 10**6)]
     updates = [tx.update(gradients(PARAMS), s, params, value=loss())[0] for s in late]
     chex.assert_trees_all_equal(*updates)
     chex.assert_tree_all_finite(updates[0])

@@ -45,8 +45,9 @@ def test_number_of_parameters(optimizer, count, key):
     assert sum(x.size for x in jax.tree.leaves(theta)) == count
 
 
-def test_the_mlp_equals_its_definition_in_numpy(key):
-    optimizer = PerParameterMLP(width=8, second_moment_decays=(0.999,))
+@pytest.mark.parametrize("second_moment_decays", [(), (0.999,)], ids=str)
+def test_the_mlp_equals_its_definition_in_numpy(second_moment_decays, key):
+    optimizer = PerParameterMLP(second_moment_decays=second_moment_decays)
     theta = optimizer.init_theta(key)
     weights = {k: np.asarray(v, np.float64) for k, v in theta["params"].items()}
     tx = optimizer.as_optax(theta, num_steps=20)
@@ -67,9 +68,10 @@ def test_the_mlp_equals_its_definition_in_numpy(key):
             momenta[i] = decay * momenta[i] + (1 - decay) * g[None]
             second[i] = 0.999 * second[i] + 0.001 * g**2
             root = 1 / np.sqrt(second[i] + 1e-6)
-            features = np.stack(
-                [g, numpy_params[i], *momenta[i], *(momenta[i] * root), root]
-            ).reshape(15, -1)
+            features = [g, numpy_params[i], *momenta[i]]
+            if second_moment_decays:
+                features += [*(momenta[i] * root), root]
+            features = np.stack(features).reshape(len(features), -1)
             rms = np.sqrt(1e-5 + (features**2).mean(1, keepdims=True))
             time = np.tanh(t / scales - 1)[:, None].repeat(g.size, axis=1)
             hidden = np.concatenate([features / rms, time])

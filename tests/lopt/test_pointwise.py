@@ -149,8 +149,31 @@ def test_how_it_is_computed_is_chosen_when_it_is_compiled(width, key):
         jax.jit(ours).trace(*arguments).lower(lowering_platforms=(name,)).as_text()
     )
     assert "tpu_custom_call" in elsewhere("tpu")
-    assert "dot_general" in elsewhere("cuda")
-    assert "while" not in elsewhere("cuda")
+    assert "xla.gpu.triton" in elsewhere("cuda")
+
+
+def test_many_members_with_narrow_layers_are_written_out(width, key):
+    if width > 4 or module._MANY == 1:
+        pytest.skip("of narrow layers on few parameters")
+    many = jax.tree.map(lambda x: jnp.stack([x] * 100), make(key, width=width))
+    text = jax.jit(jax.vmap(ours)).lower(*many).as_text()
+    assert "lopt_pointwise" not in text
+    assert "while" not in text
+
+
+def test_there_may_be_no_members(width, key):
+    arrays, layers = make(key, width=width)
+    none = [jnp.zeros((0, *x.shape)) for x in arrays]
+    found = jax.jit(jax.vmap(ours, (0, None)))(none, layers)
+    assert_same(found, jax.vmap(plain, (0, None))(none, layers))
+
+
+def test_the_origin_of_what_is_not_a_number_is_found(width, key):
+    (first, *arrays), layers = make(key, width=width)
+    with jax.debug_nans(True):
+        ours([first, *arrays], layers)
+        with pytest.raises(FloatingPointError, match="invalid value"):
+            ours([first.at[0].set(jnp.nan), *arrays], layers)
 
 
 def test_what_is_exported_runs_where_there_is_no_native_code(width, key):
@@ -158,6 +181,25 @@ def test_what_is_exported_runs_where_there_is_no_native_code(width, key):
     exported = jax.export.export(jax.jit(ours))(*arguments)
     assert "lopt_pointwise" not in exported.mlir_module()
     assert_same(exported.call(*arguments), plain(*arguments))
+
+
+def test_it_differs_between_devices_if_anything_that_it_is_of_does(width, key):
+    automatic = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((1,), ("x",), automatic, devices=jax.devices()[:1])
+    (first, *arrays), layers = make(key, width=width)
+    on_mesh = lambda f, spec: jax.shard_map(
+        lambda own: f([first, *arrays[:-1], own]),
+        mesh=mesh,
+        in_specs=jax.P("x"),
+        out_specs=spec,
+    )(arrays[-1])
+    for f in (
+        lambda arrays: ours(arrays, layers),
+        lambda arrays: mean_squares(lambda a: [a[0] * a[3]], arrays),
+    ):
+        with pytest.raises(ValueError, match="out_specs"):
+            on_mesh(f, jax.P())
+        assert_same(on_mesh(f, jax.P("x")), f([first, *arrays]))
 
 
 def test_what_is_sharded_is_not_gathered_by_a_loop(width, key):

@@ -348,6 +348,23 @@ def test_it_descends_untrained(optimizer, key):
     assert jnp.median(ratios) < 0.1
 
 
+def test_the_first_step_is_over_where_the_horizon_is_one():
+    def after_two_steps(optimizer, num_steps):
+        tx = optimizer.as_optax(theta_of(optimizer), num_steps)
+        state = tx.init(PARAMS)
+        for seed in range(2):
+            grads = random_like(seed, PARAMS)
+            _, state = jax.jit(tx.update)(grads, state, PARAMS, value=seed + 1.0)
+        return state
+
+    short, long = (after_two_steps(HierarchicalRNN(), n) for n in (1, 20))
+    for x, y in zip(jax.tree.leaves(short), jax.tree.leaves(long), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5)
+    trend = after_two_steps(HyperLSTM(), 1).shared.trend
+    np.testing.assert_allclose(trend.minima, 1.0)
+    assert trend.means.min() > 1.4
+
+
 @every_optimizer
 def test_gradients_may_be_missing(optimizer):
     init, update = bound(optimizer)

@@ -111,23 +111,9 @@ class TensorOptimizer(LearnedOptimizer):
                 shared=self.init_shared(num_tensors),
             )
 
-        def update(updates, state, params=None, *, value: Any = None, **extra_args):
+        def update(updates, state, params=None, *, value=None, **extra_args):
             del extra_args
-            if params is None and self.reads_params:
-                raise UserError(
-                    f"{type(self).__name__} reads the parameters, but got none: call "
-                    "`update(grads, state, params)`."
-                )
-            if value is None and self.reads_loss:
-                raise UserError(
-                    f"{type(self).__name__} reads the loss, but got none: call "
-                    "`update(grads, state, params, value=loss)`."
-                )
-            if self.reads_loss and jnp.ndim(value):
-                raise UserError(
-                    f"{type(self).__name__} reads the loss, which must be a scalar; "
-                    f"got `value` of shape {jnp.shape(value)}. Try its mean."
-                )
+            self._check_given(params, value)
             _check_floating("gradients", updates)
             state = jax.tree.map(jnp.asarray, state)  # Flax restores NumPy arrays
             clock = _clock(state.count, num_steps, value)
@@ -163,6 +149,25 @@ class TensorOptimizer(LearnedOptimizer):
             )
 
         return optax.GradientTransformationExtraArgs(init, update)
+
+    def _check_given(self, params: Any, loss: Any) -> None:
+        """Raises if what `update` was given lacks something that is read."""
+        name = type(self).__name__
+        if params is None and self.reads_params:
+            raise UserError(
+                f"{name} reads the parameters, but got none: call "
+                "`update(grads, state, params)`."
+            )
+        if loss is None and self.reads_loss:
+            raise UserError(
+                f"{name} reads the loss, but got none: call "
+                "`update(grads, state, params, value=loss)`."
+            )
+        if self.reads_loss and jnp.ndim(loss):
+            raise UserError(
+                f"{name} reads the loss, which must be a scalar; got `value` of shape "
+                f"{jnp.shape(loss)}. Try its mean."
+            )
 
     def _like(self, param: Any) -> Any:
         """Returns the shapes of the state of a tensor, at no cost."""

@@ -158,15 +158,16 @@ class TensorOptimizer(LearnedOptimizer):
                 f"{name} reads the parameters, but got none: call "
                 "`update(grads, state, params)`."
             )
-        if loss is None and self.reads_loss:
+        shape = None if loss is None else jnp.shape(loss)
+        if self.reads_loss and shape is None:
             raise UserError(
                 f"{name} reads the loss, but got none: call "
                 "`update(grads, state, params, value=loss)`."
             )
-        if self.reads_loss and jnp.ndim(loss):
+        if self.reads_loss and shape:
             raise UserError(
                 f"{name} reads the loss, which must be a scalar; got `value` of shape "
-                f"{jnp.shape(loss)}. Try its mean."
+                f"{shape}. Try its mean."
             )
 
     def _like(self, param: Any) -> Any:

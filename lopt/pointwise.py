@@ -4,9 +4,11 @@ The plain way is one operation after the other on whole tensors. On a CPU the la
 a narrow network are written out term by term, so that they fuse with all around them
 into one loop over the parameters. Wide networks and large tensors go through native
 code there, or, where there is none, block by block, so that activations stay in the
-cache. On a TPU or a GPU it is a kernel.
+cache; of what is sharded, every device takes its share. On a TPU or a GPU it is a
+kernel.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from jaxtyping import Array, Float, PyTree
 from lopt import native
 from lopt.blocks import Blocks
 from lopt.native.program import compile_function
+from lopt.shards import in_shards
 
 Layers: TypeAlias = Sequence[tuple[Any, Any]]
 """A kernel of (outputs, inputs) and a bias each, with a ReLU between one and the next;
@@ -253,18 +256,35 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params):
     return jax.jvp(plain, primals, tuple(map(ad.instantiate_zeros, tangents)))
 
 
-def _lower_on_cpu(ctx: Any, *operands: Any, num_batch: int, **params: Any) -> Any:
-    is_narrow = _is_narrow(ctx.avals_in, num_batch=num_batch, **params)
-    sizes = [math.prod(x.shape[num_batch:]) for x in ctx.avals_in]
+def _lower_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
+    is_narrow = _is_narrow(ctx.avals_in, **params)
+    sizes = [math.prod(x.shape[params["num_batch"] :]) for x in ctx.avals_in]
     form = functools.partial(_call, write_out) if is_narrow else _plain
-    # Native code and loops over blocks would gather what is sharded. What is narrow
-    # fuses with what is around it, but in large tensors the compiler keeps too much in
-    # between.
+    # What is narrow fuses with what is around it, but in large tensors the compiler
+    # keeps too much in between.
     is_heavy = not is_narrow or max(sizes) >= _MANY
-    if _is_on_one_device(ctx) and is_heavy and all(x.size for x in ctx.avals_in):
-        form = _find_native_code(ctx, num_batch=num_batch, **params) or _in_blocks
-    lower = mlir.lower_fun(form, multiple_results=False)
-    return lower(ctx, *operands, num_batch=num_batch, **params)
+    if is_heavy and all(x.size for x in ctx.avals_in):
+        if _is_on_one_device(ctx):
+            form = _find_native_code(ctx, **params) or _in_blocks
+        elif _can_be_split(ctx, **params):
+            form = _in_shards
+    return mlir.lower_fun(form, multiple_results=False)(ctx, *operands, **params)
+
+
+def _can_be_split(ctx: Any, *, num_batch: int, **_: Any) -> bool:
+    """Says whether devices can be told to do their share each."""
+    context = ctx.module_context
+    is_known = getattr(jax.config, "jax_use_shardy_partitioner", True)
+    is_local = not context.lowering_parameters.for_export
+    mesh = getattr(context.axis_context, "abstract_mesh", None)
+    return is_known and is_local and mesh is not None and not num_batch
+
+
+def _in_shards(*operands, **params):
+    call = functools.partial(_pointwise_p.bind, **params)
+    num = params["num_arrays"]
+    arrays, weights = operands[:num], operands[num:]
+    return in_shards(call, arrays, weights, is_mean=params["is_mean"])
 
 
 def _find_native_code(
@@ -319,6 +339,12 @@ def _is_on_one_device(ctx: Any) -> bool:
     return context.num_devices == 1
 
 
+# To split it over devices, jax must know them when it is lowered; if there is no way to
+# say so any more, what is sharded takes the plain path.
+with contextlib.suppress(ImportError, AttributeError):
+    from jax._src import dispatch
+
+    dispatch.prim_requires_devices_during_lowering.add(_pointwise_p)
 batching.primitive_batchers[_pointwise_p] = _batch
 ad.primitive_jvps[_pointwise_p] = _jvp
 mlir.register_lowering(_pointwise_p, mlir.lower_fun(_plain, multiple_results=False))

@@ -200,15 +200,3 @@ def test_it_differs_between_devices_if_anything_that_it_is_of_does(width, key):
         with pytest.raises(ValueError, match="out_specs"):
             on_mesh(f, jax.P())
         assert_same(on_mesh(f, jax.P("x")), f([first, *arrays]))
-
-
-def test_what_is_sharded_is_not_gathered_by_a_loop(width, key):
-    if jax.device_count() == 1:
-        pytest.skip("needs several devices")
-    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
-    sharding = jax.NamedSharding(mesh, jax.P())
-    arguments = jax.device_put(make(key, width=width), sharding)
-    text = jax.jit(ours).lower(*arguments).as_text()
-    assert "while" not in text
-    assert "lopt_pointwise" not in text
-    assert_same(jax.jit(ours)(*arguments), plain(*arguments))

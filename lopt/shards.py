@@ -1,0 +1,106 @@
+"""A function of every parameter alone on a sharded tensor: each device does its own.
+
+XLA cannot look into native code, kernels and loops over blocks, and would gather what
+they read. Here it is told that nothing depends on its neighbours.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+
+def in_shards(
+    call: Callable[..., Float[Array, "..."]],
+    arrays: Sequence[Float[Array, "..."]],
+    weights: Sequence[Float[Array, "..."]],
+    *,
+    is_mean: bool,
+) -> Float[Array, "..."]:
+    """Calls ``call(*arrays, *weights)`` on every device, with its share of the arrays.
+
+    Args:
+        call: Treats every element alone.
+        arrays: Of the shape of the tensor, or 1 where they do not change along it.
+        weights: All devices get all of them.
+        is_mean: Whether it returns means over all elements, and not an array.
+    """
+    shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
+    whole = next((i for i, x in enumerate(arrays) if x.shape == shape), 0)
+
+    def partition(mesh, operands, result):
+        spec = (operands[whole] if is_mean else result).sharding.spec
+        if is_mean:  # of shares of the same size
+            is_even = lambda n, s: n % math.prod(mesh.shape[x] for x in _names(s)) == 0
+            spec = [
+                s if is_even(n, s) else None for n, s in zip(shape, spec, strict=True)
+            ]
+        own = lambda x: PartitionSpec(
+            *(s if n > 1 else None for n, s in zip(x.shape, spec, strict=True))
+        )
+        specs = [*map(own, operands[: len(arrays)]), *[PartitionSpec()] * len(weights)]
+        out = PartitionSpec() if is_mean else result.sharding.spec
+        place = lambda spec: NamedSharding(mesh, spec)
+        axes = tuple(x for s in spec for x in _names(s)) if is_mean else ()
+        share = functools.partial(_share_p.bind, call=call, axes=axes)
+        return mesh, share, place(out), tuple(map(place, specs))
+
+    split = custom_partitioning(call)
+    split.def_partition(partition, sharding_rule=_rule(shape, arrays, weights, is_mean))
+    return split(*arrays, *weights)
+
+
+# What a device computes of its share. One operation, as those of jax would be sharded
+# anew if there is a mesh with explicit axes.
+_share_p = Primitive("share")
+
+
+@_share_p.def_abstract_eval
+def _(*operands, call, axes):
+    like = jax.eval_shape(call, *operands)
+    return ShapedArray(like.shape, like.dtype)
+
+
+def _lower_share(ctx, *operands, call, axes):
+    def compute(*operands):
+        found = call(*operands)
+        return jax.lax.pmean(found, axes) if axes else found
+
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return mlir.lower_fun(compute, multiple_results=False)(ctx, *operands)
+
+
+mlir.register_lowering(_share_p, _lower_share)
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """Returns the axes of a mesh that a dimension is split along."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _rule(
+    shape: Sequence[int], arrays: Sequence[Any], weights: Sequence[Any], is_mean: bool
+) -> str:
+    """Returns which dimensions belong together, as in an einsum."""
+    whole = [f"d{i}" for i in range(len(shape))]
+    others = (f"o{i}" for i in itertools.count())
+    terms = [
+        [
+            name if n > 1 else next(others)
+            for name, n in zip(whole, x.shape, strict=True)
+        ]
+        for x in arrays
+    ]
+    terms += [[next(others) for _ in w.shape] for w in weights]
+    result = [next(others)] if is_mean else whole
+    return ", ".join(map(" ".join, terms)) + " -> " + " ".join(result)

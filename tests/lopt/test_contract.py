@@ -360,7 +360,7 @@ def test_lookahead_follows_its_fast_parameters(name):
 # Modes and transformations of JAX.
 
 
-@every_optimizer
+@pytest.mark.parametrize("name", ["PerParameterMLP", "AdafactorMLP"])
 def test_it_works_without_jit(name):
     expected = train(make(name), ONE, num_steps=1)
     with jax.disable_jit():

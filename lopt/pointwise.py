@@ -11,6 +11,7 @@ kernel.
 import contextlib
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -275,9 +276,9 @@ def _can_be_split(ctx: Any, *, num_batch: int, **_: Any) -> bool:
     """Says whether devices can be told to do their share each."""
     context = ctx.module_context
     is_known = getattr(jax.config, "jax_use_shardy_partitioner", True)
-    is_local = not context.lowering_parameters.for_export
     mesh = getattr(context.axis_context, "abstract_mesh", None)
-    return is_known and is_local and mesh is not None and not num_batch
+    is_local = mesh is not None and not _is_for_export(ctx)
+    return is_known and is_local and not num_batch
 
 
 def _in_shards(*operands, **params):
@@ -293,8 +294,7 @@ def _find_native_code(
     """Returns the function as native code, if there is any that can do it."""
     is_single = all(x.dtype == jnp.float32 for x in ctx.avals_in)
     # What is exported is to run elsewhere, where there may be none.
-    is_local = not ctx.module_context.lowering_parameters.for_export
-    if not (is_single and is_local and native.is_available()):
+    if not is_single or _is_for_export(ctx) or not native.is_available():
         return None
     shapes = tuple(x.shape[num_batch:] for x in ctx.avals_in[num_arrays:])
     program = compile_function(function, num_arrays, shapes=shapes, **params)
@@ -312,24 +312,44 @@ def _lower_on_accelerator(kind: str, ctx: Any, *operands: Any, **params: Any) ->
     is_single = _is_on_one_device(ctx) and not params["num_batch"]
     sizes = [x.size for x in ctx.avals_in[: params["num_arrays"]]]
     is_for_kernel = is_single and not params["is_mean"] and 0 < max(sizes) < 2**31
-    form = functools.partial(_in_kernel, kind=kind) if is_for_kernel else _plain
-    return mlir.lower_fun(form, multiple_results=False)(ctx, *operands, **params)
+    # What is exported may be for a GPU that is not here, and kernels are for one kind.
+    is_here = kind == "tpu" or not _is_for_export(ctx)
+    is_there = is_for_kernel and is_here and _find_kernel(kind) is not None
+    form = functools.partial(_in_kernel, kind=kind) if is_there else _plain
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated")
+        return mlir.lower_fun(form, multiple_results=False)(ctx, *operands, **params)
+
+
+def _find_kernel(kind: str) -> Callable[..., Any] | None:
+    """Returns what makes kernels; none for GPUs if Pallas has lost Triton."""
+    # Imported when first used: Pallas takes a quarter of a second.
+    if kind == "tpu":
+        from lopt.tpu_kernel import in_kernel
+
+        return in_kernel
+    try:
+        from lopt.gpu_kernel import in_kernel
+    except ImportError:
+        return None
+    return in_kernel
 
 
 # Tensors of one shape share a kernel.
 @functools.partial(jax.jit, static_argnames=("kind", "interpret", *_STATIC))
 def _in_kernel(*operands, kind, interpret=False, **params):
-    # Imported when first used: Pallas takes a quarter of a second.
-    if kind == "tpu":
-        from lopt.tpu_kernel import in_kernel
-    else:
-        from lopt.gpu_kernel import in_kernel
+    in_kernel = _find_kernel(kind)
+    assert in_kernel is not None
 
     def call(apply, arrays, leaves):
         return _call(apply, *arrays, *leaves, **params)
 
     num = params["num_arrays"]
     return in_kernel(call, operands[:num], operands[num:], interpret=interpret)
+
+
+def _is_for_export(ctx: Any) -> bool:
+    return ctx.module_context.lowering_parameters.for_export
 
 
 def _is_on_one_device(ctx: Any) -> bool:

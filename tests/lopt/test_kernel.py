@@ -1,6 +1,8 @@
 """The kernels for TPUs and GPUs compute what the plain path computes."""
 
+import contextlib
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -49,17 +51,28 @@ def test_the_kernel_equals_the_plain_path(optimizer, shape, kind, key, monkeypat
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
 
 
+@contextlib.contextmanager
+def on(platform):
+    """Lets a GPU be that is not here: kernels are for one kind of them."""
+    kind = {"cuda": "NVIDIA A100", "rocm": "gfx942"}.get(platform)
+    device = kind and jax.sharding.AbstractDevice(kind, None, "gpu")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        yield
+
+
 def lowered(optimizer, shapes, key, *, sharding=None, platform=None):
     """Lowers the update of a tree for a device that need not be here."""
-    on = lambda x: jax.ShapeDtypeStruct(
+    like = lambda x: jax.ShapeDtypeStruct(
         jnp.shape(x), jnp.result_type(x), sharding=sharding
     )
     params = {name: jnp.ones(shape) for name, shape in shapes.items()}
     transformation = optimizer.as_optax(optimizer.init_theta(key), 100)
-    arguments = jax.tree.map(on, (params, transformation.init(params), params))
+    arguments = jax.tree.map(like, (params, transformation.init(params), params))
     update = functools.partial(transformation.update, value=None)
     platforms = platform and (platform,)
-    return jax.jit(update).trace(*arguments).lower(lowering_platforms=platforms)
+    with on(platform):
+        return jax.jit(update).trace(*arguments).lower(lowering_platforms=platforms)
 
 
 def num_kernels(optimizer):
@@ -77,6 +90,15 @@ def test_there_is_a_kernel_for_every_gpu(optimizer, platform, key):
     assert text.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == num_kernels(
         optimizer
     )
+
+
+def test_without_triton_gpus_take_the_plain_path(key, monkeypatch):
+    monkeypatch.delitem(sys.modules, "lopt.gpu_kernel", raising=False)
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.triton", None)
+    monkeypatch.delattr("jax.experimental.pallas.triton", raising=False)
+    text = lowered(AdafactorMLP(), {"w": (60, 70)}, key, platform="cuda").as_text()
+    assert "custom_call" not in text
+    assert "dot_general" in text
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])

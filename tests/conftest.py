@@ -1,9 +1,11 @@
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 # Tests compile for longer than they run: unoptimized programs take 40 % less in all.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
@@ -69,6 +71,18 @@ def wait_for(path: Path, *processes: subprocess.Popen, seconds: float = 90) -> N
         assert time.monotonic() < end, f"{path} was not written in {seconds} s"
         assert all(p.poll() is None for p in processes), f"they ended before {path}"
         time.sleep(0.01)
+
+
+def on_devices(num: int, code: str, *arguments: str) -> Any:
+    """Runs Python where there are several devices; returns the JSON it prints last."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=command_environment(JAX_NUM_CPU_DEVICES=str(num)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def command_environment(**environment: str) -> dict[str, str]:

@@ -5,8 +5,6 @@ They are there in a process of its own: `python -c` calls `report_devices`.
 
 import functools
 import json
-import subprocess
-import sys
 
 import chex
 import jax
@@ -17,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from lopt.registry import OPTIMIZERS
-from tests.conftest import command_environment
+from tests.conftest import on_devices
 from tests.lopt.test_contract import every_optimizer, gradients, loss, make
 
 LARGE = {"w": jnp.linspace(-1, 2, 24).reshape(3, 8)}
@@ -110,15 +108,7 @@ def report_devices():
 @pytest.fixture(scope="module")
 def devices():
     """Runs `report_devices` on four devices."""
-    code = f"from {__name__} import report_devices; report_devices()"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=command_environment(JAX_NUM_CPU_DEVICES="4"),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return on_devices(4, f"from {__name__} import report_devices as r; r()")
 
 
 @every_optimizer

@@ -5,8 +5,6 @@ There are several in a process of its own: `python -c` calls `report_shards`.
 
 import functools
 import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -17,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from lopt import native, pointwise
 from lopt.adafactor_mlp import AdafactorMLP
 from lopt.mlp import PerParameterMLP
-from tests.conftest import command_environment
+from tests.conftest import on_devices
 
 OPTIMIZERS = {"wide": PerParameterMLP(), "narrow": AdafactorMLP()}
 SPECS = {
@@ -81,14 +79,7 @@ def report_shards():
 
 @functools.cache
 def reports():
-    done = subprocess.run(
-        [sys.executable, "-c", f"from {__name__} import report_shards as r; r()"],
-        env=command_environment(JAX_NUM_CPU_DEVICES="4"),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return on_devices(4, f"from {__name__} import report_shards as r; r()")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,9 +1,5 @@
 """Tasks give the same results on any number of devices."""
 
-import json
-import subprocess
-import sys
-
 import jax
 import numpy as np
 import pytest
@@ -16,7 +12,7 @@ from meta_train.trainer import Trainer
 from meta_train.truncation import Truncation
 from tasks.base import Family
 from tasks.zoo import ZOO
-from tests.conftest import command_environment, needs_data
+from tests.conftest import needs_data, on_devices
 
 FAST = {"quadratic"}
 CASES = [
@@ -51,14 +47,7 @@ def result(name, num_devices):
         "import sys, json; from tests.tasks.test_devices import train; "
         "print(json.dumps(train(sys.argv[1])))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, name],
-        env=command_environment(JAX_NUM_CPU_DEVICES=str(num_devices)),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return on_devices(num_devices, code, name)
 
 
 @pytest.mark.parametrize("name", CASES)

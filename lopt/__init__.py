@@ -11,10 +11,12 @@ if TYPE_CHECKING:
     from lopt.export import load, load_theta, read_card, save
     from lopt.hierarchical import HierarchicalRNN
     from lopt.hypernetwork import HyperLSTM
+    from lopt.learned_muon import LearnedMuon
     from lopt.lstm import CoordinateLSTM
     from lopt.mlp import PerParameterMLP
     from lopt.mup import MuTransfer
     from lopt.normalized_mlp import NormalizedMLP
+    from lopt.pretrained import list_pretrained
     from lopt.schedules import ScheduledSGD
     from lopt.tensors import PerTensorOptimizer, TensorOptimizer
 
@@ -25,6 +27,7 @@ __all__ = [
     "HyperLSTM",
     "LearnedAdam",
     "LearnedMomentum",
+    "LearnedMuon",
     "LearnedOptimizer",
     "LearnedSGD",
     "MuTransfer",
@@ -34,6 +37,7 @@ __all__ = [
     "ScheduledSGD",
     "TensorOptimizer",
     "UserError",
+    "list_pretrained",
     "load",
     "load_theta",
     "read_card",
@@ -53,10 +57,12 @@ _HOMES = {
     "MuTransfer": "lopt.mup",
     "NormalizedMLP": "lopt.normalized_mlp",
     "PerParameterMLP": "lopt.mlp",
+    "LearnedMuon": "lopt.learned_muon",
     "PerTensorOptimizer": "lopt.tensors",
     "ScheduledSGD": "lopt.schedules",
     "TensorOptimizer": "lopt.tensors",
     "UserError": "lopt.errors",
+    "list_pretrained": "lopt.pretrained",
     "load": "lopt.export",
     "load_theta": "lopt.export",
     "read_card": "lopt.export",

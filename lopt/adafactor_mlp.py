@@ -56,7 +56,7 @@ class AdafactorMLP(PerTensorOptimizer):
 
     @override
     def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
-        grad, param, accumulators, _ = tensor
+        grad, param, accumulators, *_ = tensor
         decays = Decays(
             *(
                 _learned(getattr(Decays(), name), theta["decays"][name])

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, PyTree
 from lopt.base import LearnedOptimizer, NumSteps, Theta
 from lopt.describe import from_dict, to_dict
 from lopt.errors import UserError
+from lopt.pretrained import resolve
 from lopt.registry import OPTIMIZERS
 
 FORMAT = 1
@@ -74,38 +75,48 @@ def save(
 
 
 def load(
-    path: str | Path, num_steps: NumSteps | float | Float[Array, ""]
+    path: str | Path,
+    num_steps: NumSteps | float | Float[Array, ""] | None = None,
+    *,
+    learning_rate_scale: float | Float[Array, ""] = 1.0,
+    weight_decay: float | Float[Array, ""] = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the optimizer in `path` as an optax transformation.
+    """Loads a trained optimizer as an optax transformation.
 
-    It warns of runs that are longer than those it was trained for, and once if it is
-    updated more than `num_steps` times.
+    Warns if `num_steps` is far outside the horizons of meta-training, and once if
+    `update` is called more than `num_steps` times.
 
     Args:
-        path: A file written by `save`, by `lopt meta-train` or by `lopt export`.
-        num_steps: How many updates the run will take.
+        path: Name of a shipped optimizer (`lopt.list_pretrained()`), or a file written
+            by `save`, by `lopt meta-train` or by `lopt export`.
+        num_steps: Number of updates of the training run. Required: the schedule
+            depends on it.
+        learning_rate_scale: Factor on every update.
+        weight_decay: Decoupled weight decay: the fraction of every tensor of rank two
+            or more that each update subtracts, annealed linearly to zero.
     """
     total = _whole_number(num_steps)
-    header, tensors = _read(Path(path))
+    _check_knobs(learning_rate_scale, weight_decay)
+    file = resolve(path)
+    header, tensors = _read(file)
     optimizer, theta = _make(path, header, tensors)
-    longest = _longest_horizon(header["card"])
-    if isinstance(total, int) and longest is not None and total > longest:
-        warnings.warn(
-            f"{path} was trained for runs of up to {longest} steps; got "
-            f"num_steps={total}, and it may do badly in longer ones.",
-            stacklevel=2,
-        )
-    return _with_end(optimizer.as_optax(theta, total), total, path)
+    _warn_of_horizon(path, total, header["card"])
+    inner = optimizer.as_optax(theta, total)
+    if _is_set(learning_rate_scale, 1.0):
+        inner = _chained(inner, optax.scale(learning_rate_scale))
+    if _is_set(weight_decay, 0.0):
+        inner = _chained(inner, _annealed_weight_decay(weight_decay, total))
+    return _with_end(inner, total, path)
 
 
 def load_theta(path: str | Path) -> tuple[LearnedOptimizer, Theta]:
-    """Returns the architecture in `path` and its trained outer parameters."""
-    return _make(path, *_read(Path(path)))
+    """Loads the architecture and the trained outer parameters."""
+    return _make(path, *_read(resolve(path)))
 
 
 def read_card(path: str | Path) -> dict[str, Any]:
-    """Returns what `path` says of itself: architecture, tasks, horizons, versions."""
-    header, tensors = _read(Path(path))
+    """Reads the card: architecture, tasks, horizons, versions."""
+    header, tensors = _read(resolve(path))
     num_parameters = sum(int(x.size) for x in tensors.values())
     card = header.pop("card")
     return {**card, **header, "num_parameters": num_parameters}
@@ -269,6 +280,11 @@ def _one_line(error: object) -> str:
 
 def _whole_number(num_steps: Any) -> NumSteps:
     """Returns an integer; an array of one if it is not known before the run."""
+    if num_steps is None:
+        raise UserError(
+            "`num_steps` must be given: a learned optimizer schedules its steps over "
+            "the run. Try lopt.load(path, num_steps=1000)."
+        )
     if isinstance(num_steps, jax.core.Tracer):
         return num_steps.astype(jnp.int32)
     try:
@@ -280,11 +296,66 @@ def _whole_number(num_steps: Any) -> NumSteps:
     return min(int(number), _LARGEST_COUNT)
 
 
-def _longest_horizon(card: Mapping[str, Any]) -> int | float | None:
-    """Returns the longest run of meta-training, if the card tells."""
+def _check_knobs(learning_rate_scale: Any, weight_decay: Any) -> None:
+    limits = {
+        "learning_rate_scale": (learning_rate_scale, "positive and finite", 1.0),
+        "weight_decay": (weight_decay, "at least 0 and below 1", 1e-4),
+    }
+    for name, (value, wanted, example) in limits.items():
+        if isinstance(value, jax.Array):
+            continue  # `optax.inject_hyperparams` traces them
+        least = 0 <= value < 1 if name == "weight_decay" else 0 < value < math.inf
+        if not least:
+            raise UserError(f"`{name}` must be {wanted}; got {value}. Try {example}.")
+
+
+def _is_set(value: Any, default: float) -> bool:
+    """Whether a knob differs from its default, as far as can be known."""
+    return isinstance(value, jax.Array) or value != default
+
+
+def _chained(
+    *transformations: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    return optax.with_extra_args_support(optax.chain(*transformations))
+
+
+def _annealed_weight_decay(
+    weight_decay: float | Float[Array, ""], num_steps: NumSteps
+) -> optax.GradientTransformation:
+    """Subtracts a fraction of every matrix that falls linearly to zero."""
+
+    def schedule(count):
+        progress = jnp.minimum(count / jnp.asarray(num_steps, jnp.float32), 1.0)
+        return -weight_decay * (1.0 - progress)
+
+    def is_matrix(params):
+        return jax.tree.map(lambda x: jnp.ndim(x) >= 2, params)
+
+    return optax.add_decayed_weights(schedule, mask=is_matrix)
+
+
+def _warn_of_horizon(path: Any, num_steps: NumSteps, card: Mapping[str, Any]) -> None:
+    """Warns of runs outside the horizons of meta-training, if the card has them.
+
+    Longer runs are warned of if the card does not say up to which length they were
+    tested, and shorter ones below half the shortest horizon.
+    """
     horizons = card.get("horizons")
     numbers = horizons if isinstance(horizons, list) else [horizons]
-    return max((x for x in numbers if isinstance(x, int | float)), default=None)
+    known = [float(x) for x in numbers if isinstance(x, int | float)]
+    if not known or not isinstance(num_steps, int):
+        return
+    tested = card.get("tested_up_to")
+    longest = max(*known, tested if isinstance(tested, int) else 0)
+    if min(known) / 2 <= num_steps <= longest:
+        return
+    limit = f" and tested for up to {longest}" if longest > max(known) else ""
+    warnings.warn(
+        f"{path} was meta-trained for runs of {min(known):g} to {max(known):g} steps"
+        f"{limit}; got num_steps={num_steps}, where it may perform poorly.",
+        stacklevel=3,
+    )
 
 
 _lock = threading.Lock()

@@ -206,7 +206,7 @@ class HyperLSTM(TensorOptimizer):
         step_size: Float[Array, ""],
     ) -> Float[Array, "..."]:
         """Returns the step of one tensor, by the MLP that is mixed for it."""
-        grad, param, accumulators, _ = tensor
+        grad, param, accumulators, *_ = tensor
         return apply_network(
             _mix(banks, controls),
             grad,

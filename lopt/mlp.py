@@ -76,7 +76,7 @@ class PerParameterMLP(PerTensorOptimizer):
 
     @override
     def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
-        grad, param, (momenta, second_moments), _ = tensor
+        grad, param, (momenta, second_moments), *_ = tensor
         momenta = tuple(
             decayed(m, grad, decay)
             for m, decay in zip(momenta, MOMENTUM_DECAYS, strict=True)

@@ -1,7 +1,6 @@
 """Updates that fit any width: muP (Yang et al., 2022, arXiv:2203.03466)."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from typing_extensions import override
 from lopt.base import LearnedOptimizer, NumSteps, Theta
 from lopt.errors import UserError
 from lopt.mlp import PerParameterMLP
+from lopt.tensors import leaf_name
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def hidden_factors(params: Any, base_fan_in: int = 1) -> Any:
     paths, treedef = jax.tree_util.tree_flatten_with_path(params)
     shapes = [jnp.shape(leaf) for _, leaf in paths]
     is_matrix = [
-        len(shape) >= 2 and _name(path) != "embedding"
+        len(shape) >= 2 and leaf_name(path) != "embedding"
         for shape, (path, _) in zip(shapes, paths, strict=True)
     ]
 
@@ -90,10 +90,3 @@ def hidden_factors(params: Any, base_fan_in: int = 1) -> Any:
         return base_fan_in / max(math.prod(shapes[i][:-1]), 1) if hidden else 1.0
 
     return treedef.unflatten([factor(i) for i in range(len(shapes))])
-
-
-def _name(path: Sequence[Any]) -> str:
-    """Returns what a tensor is called; variables of NNX and boxes are looked into."""
-    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
-    names = [key for key in keys if key != "value"]
-    return names[-1] if names else ""

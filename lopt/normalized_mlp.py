@@ -61,7 +61,7 @@ class NormalizedMLP(PerTensorOptimizer):
 
     @override
     def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
-        grad, param, accumulators, _ = tensor
+        grad, param, accumulators, *_ = tensor
         accumulators = update_accumulators(accumulators, grad, _DECAYS)
         if grad.ndim == 1:
             direction = _adam(accumulators, clock)
@@ -94,7 +94,10 @@ def orthogonalized(tensor: Float[Array, "..."]) -> Float[Array, "..."]:
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix
     x = x * jax.lax.rsqrt(jnp.sum(jnp.square(x)) + 1e-12)
-    for _ in range(5):
+
+    def iterate(_, x):
         gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+        return 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+
+    x = jax.lax.fori_loop(0, 5, iterate, x)  # a loop takes less time to compile
     return (x.T if is_tall else x).reshape(tensor.shape)

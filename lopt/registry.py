@@ -5,6 +5,7 @@ from lopt.base import LearnedOptimizer
 from lopt.classical import LearnedAdam, LearnedMomentum, LearnedSGD
 from lopt.hierarchical import HierarchicalRNN
 from lopt.hypernetwork import HyperLSTM
+from lopt.learned_muon import LearnedMuon
 from lopt.lstm import CoordinateLSTM
 from lopt.mlp import PerParameterMLP
 from lopt.mup import MuTransfer
@@ -15,6 +16,7 @@ OPTIMIZERS: dict[str, type[LearnedOptimizer]] = {
     "PerParameterMLP": PerParameterMLP,
     "AdafactorMLP": AdafactorMLP,
     "NormalizedMLP": NormalizedMLP,
+    "LearnedMuon": LearnedMuon,
     "CoordinateLSTM": CoordinateLSTM,
     "HierarchicalRNN": HierarchicalRNN,
     "HyperLSTM": HyperLSTM,

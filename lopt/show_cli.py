@@ -1,4 +1,4 @@
-"""`lopt show`: what a file with a trained optimizer says of itself."""
+"""`lopt show`: the card of a trained optimizer, or a list of the shipped ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ _IN_A_RUN = "optimizer.safetensors"
 
 @dataclass(frozen=True)
 class _Show:
-    path: Annotated[Path, tyro.conf.Positional]
-    """A file of `lopt meta-train` or `lopt export`, or the directory of a run."""
+    path: Annotated[Path | None, tyro.conf.Positional] = None
+    """Name of a shipped optimizer, a file of `lopt meta-train` or `lopt export`, or the
+    directory of a run; lists the shipped optimizers by default."""
 
 
 def show(arguments: Sequence[str]) -> int:
@@ -22,16 +23,20 @@ def show(arguments: Sequence[str]) -> int:
         _Show,
         args=arguments,
         prog="lopt show",
-        description="Show what an optimizer is and what it was trained on.",
+        description="Show the card of an optimizer, or list the shipped ones.",
     )
+    if options.path is None:
+        return _list_shipped()
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from lopt.errors import UserError
     from lopt.export import read_card
+    from lopt.pretrained import resolve
 
-    path = options.path / _IN_A_RUN if options.path.is_dir() else options.path
+    is_run = options.path.is_dir()
+    path = options.path / _IN_A_RUN if is_run else resolve(str(options.path))
     if options.path.is_dir() and not path.is_file():
         raise UserError(
             f"{options.path} must be a run that is over, with a file {_IN_A_RUN}; it "
@@ -46,8 +51,24 @@ def show(arguments: Sequence[str]) -> int:
     console = Console()
     console.print(Text(str(path), style="bold"), soft_wrap=True)
     console.print(table)
-    how = f"lopt.load({str(path)!r}, num_steps=...)"
+    how = f"lopt.load({str(options.path)!r}, num_steps=...)"
     console.print(Text(f"An optax optimizer in Python: {how}"), soft_wrap=True)
+    return 0
+
+
+def _list_shipped() -> int:
+    from lopt.export import read_card
+    from lopt.pretrained import list_pretrained
+
+    for name in list_pretrained():
+        card = read_card(name)
+        shortest, longest = card["horizons"]
+        print(
+            f"{name}  {card['architecture']}, {card['num_parameters']} parameters, "
+            f"meta-trained on {len(card['tasks'])} tasks for runs of {shortest} to "
+            f"{longest} steps"
+        )
+    print('\n`lopt show NAME` prints a card; lopt.load("NAME", num_steps=N) loads one.')
     return 0
 
 

@@ -3,7 +3,7 @@
 import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -46,12 +46,14 @@ class Tensor(NamedTuple):
         param: Its value; none if the rule does not read it and it was not given.
         state: What `init_tensor` returned, or the last update.
         place: Where it stands among all tensors, those without a gradient among them.
+        name: Last key of its path in the tree, in lower case, such as ``kernel``.
     """
 
     grad: Float[Array, "..."]
     param: Any
     state: TensorState
     place: int
+    name: str = ""
 
 
 class LearnedState(NamedTuple):
@@ -126,6 +128,7 @@ class TensorOptimizer(LearnedOptimizer):
                 for i, leaf in enumerate(leaves)
                 if leaf is not None and jnp.size(leaf)
             ]
+            names = _names(updates)
             places = list(itertools.accumulate(leaf is not None for leaf in values))
             tensors = [
                 Tensor(
@@ -133,6 +136,7 @@ class TensorOptimizer(LearnedOptimizer):
                     None if params is None else _vector(values[i]).astype(jnp.float32),
                     jax.tree.unflatten(structure, states[i]),
                     places[i] - 1,
+                    names[i],
                 )
                 for i in live
             ]
@@ -227,7 +231,22 @@ def _automatic(update_tensors: Any, tensors: Sequence[Tensor], shared: Any) -> A
         [(spec(t.grad), jax.tree.map(spec, t.state)) for t in tensors],
         jax.tree.map(spec, shared),
     )
-    return jax.sharding.auto_axes(update_tensors, out_sharding=out)
+    static = [(t.place, t.name) for t in tensors]  # neither is an array
+
+    def on_arrays(theta, arrays, shared, clock):
+        rebuilt = [
+            Tensor(grad, param, state, place, name)
+            for (grad, param, state), (place, name) in zip(arrays, static, strict=True)
+        ]
+        return update_tensors(theta, rebuilt, shared, clock)
+
+    automatic = jax.sharding.auto_axes(on_arrays, out_sharding=out)
+
+    def on_tensors(theta, tensors, shared, clock):
+        arrays = [(t.grad, t.param, t.state) for t in tensors]
+        return cast(Any, automatic)(theta, arrays, shared, clock)
+
+    return on_tensors
 
 
 def _clock(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> Clock:
@@ -266,6 +285,18 @@ def _check_alike(grads: Sequence[Any], params: Sequence[Any]) -> None:
 def _flatten(tree: Any) -> tuple[list[Any], Any]:
     # A `None` is a leaf, so that gradients may lack what the parameters have.
     return jax.tree.flatten(tree, is_leaf=lambda x: x is None)
+
+
+def _names(tree: Any) -> list[str]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
+    return [leaf_name(path).lower() for path, _ in paths]
+
+
+def leaf_name(path: Sequence[Any]) -> str:
+    """Last key of a path; wrappers of NNX variables and of boxes are skipped."""
+    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    names = [key for key in keys if key != "value"]
+    return names[-1] if names else ""
 
 
 def _align(treedef: Any, tree: Any) -> list[Any]:

@@ -2,19 +2,22 @@
 
 import dataclasses
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from lopt.describe import differences, from_dict, to_dict
-from lopt.errors import UserError
+from lopt.errors import UserError, find
 from lopt.registry import OPTIMIZERS
 from meta_train.estimators import ESTIMATORS, GradientEstimator
 from meta_train.inner_training import InnerTraining
+from meta_train.objectives import Objective
 from meta_train.outer_optimizer import OuterAdam
 from meta_train.truncation import Truncation
-from tasks.base import UnrolledSystem
-from tasks.zoo import KINDS
+from tasks.base import Family, Searchable, UnrolledSystem
+from tasks.zoo import KINDS, ZOO, unique_names
 
 CONFIG_FILE = "config.json"
 
@@ -27,12 +30,25 @@ class MetaTrainConfig:
     """What theta is trained on; the gradients of several are averaged."""
     estimator: GradientEstimator
     """How the gradient of theta is estimated."""
-    objective: Literal["mean", "final"] = "mean"
-    """Whether theta is to lower the mean loss of an episode or its last one."""
+    objective: Objective = "mean"
+    """Meta-objective over the losses of an episode: their mean, the final loss, the
+    mean logarithm, a mean that weights late steps more, or combinations of these."""
     outer_optimizer: OuterAdam = OuterAdam()
     """What theta is updated by."""
     num_outer_steps: int = 1_000
     """Outer updates to take."""
+    system_weights: tuple[float, ...] = ()
+    """Weight of each system in the mean gradient; equal by default."""
+    systems_per_update: int | None = None
+    """Systems that each outer update draws and unrolls, so that its cost does not grow
+    with the mixture; all of them by default."""
+    average_decay: float = 0.0
+    """Decay of an exponential moving average of theta, which is then the one that is
+    evaluated and exported; 0 for none."""
+    validation_tasks: tuple[str, ...] = ()
+    """Tasks of the zoo to evaluate theta on during meta-training; never trained on."""
+    select: Literal["last", "best"] = "last"
+    """Theta to export: the last one, or the best on the validation tasks."""
     seed: int = 0
     """Fixes every random number of the run."""
     run_dir: Path = Path("runs/default")
@@ -55,15 +71,9 @@ class MetaTrainConfig:
     """Project that the run is shown under in Weights & Biases."""
 
     def __post_init__(self):
-        owners = {
-            system.owner if isinstance(system, InnerTraining) else system
-            for system in self.systems
-        }
-        if len(owners) != 1:
-            raise ValueError(
-                "`systems` must be one or more that share one learned optimizer, since "
-                f"they share theta; got {len(owners)} different owners of theta."
-            )
+        _check_shared_theta(self.systems)
+        self._check_mixture()
+        self._check_validation()
         if not 0 <= self.seed < 2**32:
             raise ValueError(
                 f"`seed` must lie between 0 and 2**32 - 1; got {self.seed}. Try 0."
@@ -81,10 +91,92 @@ class MetaTrainConfig:
                     f"`{name}` must be at least {least}; got {getattr(self, name)}."
                 )
 
+    def _check_mixture(self) -> None:
+        num = len(self.systems)
+        if self.system_weights and (
+            len(self.system_weights) != num
+            or not min(self.system_weights) >= 0
+            or not 0 < sum(self.system_weights) < math.inf
+        ):
+            raise ValueError(
+                f"`system_weights` must be {num} non-negative numbers, one for each "
+                f"system, not all zero; got {self.system_weights}."
+            )
+        if self.systems_per_update is not None and not (
+            1 <= self.systems_per_update <= num
+        ):
+            raise ValueError(
+                f"`systems_per_update` must lie between 1 and the {num} systems of the "
+                f"mixture; got {self.systems_per_update}. Try {max(1, num // 2)}."
+            )
+        if not 0 <= self.average_decay < 1:
+            raise ValueError(
+                f"`average_decay` must lie in [0, 1); got {self.average_decay}. "
+                "Try 0.99."
+            )
+
+    def _check_validation(self) -> None:
+        if self.select == "best" and not self.validation_tasks:
+            raise ValueError(
+                '`select="best"` needs tasks to validate on; got no '
+                "`validation_tasks`. Try --validation-tasks digits-mlp-wide."
+            )
+        if self.validation_tasks and not self.evaluate_every_steps:
+            raise ValueError(
+                "`evaluate_every_steps` must be positive to validate; got 0. Try 250."
+            )
+        if self.validation_tasks and not self.validation_systems:
+            raise ValueError(
+                "`validation_tasks` must be given systems that train a learned "
+                f"optimizer; got {type(self.systems[0]).__name__}."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Name of each system, as metrics and figures show it."""
+        problems = [s.task if isinstance(s, InnerTraining) else s for s in self.systems]
+        return unique_names(problems)
+
+    @property
+    def validation_systems(self) -> tuple[InnerTraining, ...]:
+        """The learned optimizer on the validation tasks."""
+        inner = [s for s in self.systems if isinstance(s, InnerTraining)]
+        if not inner:
+            return ()
+        problems = [find("task", name, ZOO).problem for name in self.validation_tasks]
+        for name, problem in zip(self.validation_tasks, problems, strict=True):
+            if not isinstance(problem, Family) or isinstance(problem, Searchable):
+                raise UserError(
+                    "validation tasks must be trained by the learned optimizer alone; "
+                    f"{name} is not. Try another task of `lopt tasks`."
+                )
+        return tuple(
+            InnerTraining(problem, inner[0].optimizer, inner[0].measure)
+            for problem in problems
+            if isinstance(problem, Family)
+        )
+
     @property
     def horizon(self) -> int:
         """Steps of the longest inner run."""
         return self.estimator.truncation.horizon
+
+
+def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
+    """Raises unless all systems have the same outer parameters."""
+    if not systems:
+        raise ValueError("`systems` must not be empty. Try --tasks digits-mlp.")
+    owners = [s.owner if isinstance(s, InnerTraining) else s for s in systems]
+    for i, owner in enumerate(owners):
+        if owner != owners[0]:
+            first, other = (to_dict(x) for x in (owners[0], owner))
+            how = "; ".join(differences(first, other)) or "they are different objects"
+            raise ValueError(
+                "`systems` must share one learned optimizer, since they share theta; "
+                f"system {i} differs from system 0 ({how}). Give all of them the same "
+                "hyperparameters: a flag of --systems.0.optimizer must be repeated for "
+                "each system."
+            )
 
 
 # Fields that change how a run is watched, not what it computes.

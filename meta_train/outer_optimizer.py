@@ -1,8 +1,10 @@
 """The optimizer of theta: an optax chain with the paper's defaults."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 
@@ -22,6 +24,8 @@ class OuterAdam:
     """Decay of the first moment."""
     b2: float = 0.999
     """Decay of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled decay towards the initial theta: a prior around the untrained rule."""
 
     def __post_init__(self):
         if not self.learning_rate > 0 or not self.clip > 0:
@@ -29,6 +33,11 @@ class OuterAdam:
                 "`learning_rate` and `clip` must be positive; got "
                 f"learning_rate={self.learning_rate}, clip={self.clip}. "
                 "Try learning_rate=0.001, clip=3."
+            )
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ValueError(
+                "`weight_decay` must be finite and not negative; got "
+                f"{self.weight_decay}. Try 0.01."
             )
         if not 0 <= self.b1 < 1 or not 0 <= self.b2 < 1 or self.num_warmup_steps < 0:
             raise ValueError(
@@ -50,5 +59,29 @@ class OuterAdam:
             rise = optax.linear_schedule(0.0, self.learning_rate, self.num_warmup_steps)
             learning_rate = optax.join_schedules([rise, decay], [self.num_warmup_steps])
         return optax.chain(
-            optax.clip(self.clip), optax.adam(learning_rate, b1=self.b1, b2=self.b2)
+            optax.clip(self.clip),
+            optax.scale_by_adam(b1=self.b1, b2=self.b2),
+            *([_decay_to_init(self.weight_decay)] if self.weight_decay else []),
+            optax.scale_by_learning_rate(learning_rate),
         )
+
+
+class _InitialParams(NamedTuple):
+    """Parameters that `_decay_to_init` decays towards."""
+
+    params: optax.Params
+
+
+def _decay_to_init(weight_decay: float) -> optax.GradientTransformation:
+    """Adds `weight_decay` times the distance from the initial parameters."""
+
+    def init(params):
+        return _InitialParams(jax.tree.map(jnp.copy, params))
+
+    def update(updates, state, params=None):
+        def decayed(update, param, initial):
+            return update + weight_decay * (param - initial)
+
+        return jax.tree.map(decayed, updates, params, state.params), state
+
+    return optax.GradientTransformation(init, update)

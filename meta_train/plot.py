@@ -1,7 +1,7 @@
 """Figures of a run, from its metrics and its theta."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,50 +42,105 @@ def draw(
         raise UserError(
             f"{config.run_dir} has no metrics yet. Run `lopt meta-train` for longer."
         )
-    members = config.estimator.population_size
-    figure = Figure(figsize=(10.5, 5.6), layout="constrained")
-    axes = list(figure.subplots(2, 3).flat)
-    column = functools.partial(_column, lines)
-    axes[0].plot(*column("loss"), color="0.6", lw=0.8, label="loss of the population")
-    axes[0].plot(*column("meta_loss"), "o-", ms=3, label="meta-loss, fresh inner runs")
-    for name in sorted({k for line in lines for k in line if "meta_loss/" in k}):
-        axes[0].plot(*column(name), "--", lw=0.8, label=name)
-    axes[0].legend(frameon=False, fontsize=8)
-    axes[1].plot(*column("grad_norm"))
-    axes[2].plot(*column("signal_to_noise"))
-    steps, count = column("num_nonfinite")
-    axes[3].plot(steps, count / members)
-    axes[3].set_ylim(-0.02, 1.0)
-    axes[4].plot(*column("inner_steps_per_second"))
-    for i, (name, values) in enumerate((sizes or {}).items()):
-        style = ("-", "--")[i % 2]
-        axes[5].plot(np.arange(1, len(values) + 1), values, style, label=name)
-    titles = (
-        *("loss", "gradient norm", "signal-to-noise of the gradient"),
-        *("share of members not finite", "inner steps per second"),
-        "step over gradient, along an inner run",
-    )
-    for axis, title in zip(axes, titles, strict=True):
+    by_task = {
+        title: functools.partial(_draw_tasks, metric=metric)
+        for title, metric in {
+            "meta-loss by task": "meta_loss",
+            "validation loss by task": "validation_loss",
+        }.items()
+        if _parts(lines, metric)
+    }
+    panels: dict[str, Callable[[Any, Any], None]] = {
+        "loss": _draw_losses,
+        **by_task,
+        "gradient norm": functools.partial(_draw_metric, metric="grad_norm"),
+        "signal-to-noise of the gradient": functools.partial(
+            _draw_metric, metric="signal_to_noise"
+        ),
+        "fraction of non-finite members": functools.partial(
+            _draw_share, num=config.estimator.population_size
+        ),
+        "inner steps per second": functools.partial(
+            _draw_metric, metric="inner_steps_per_second"
+        ),
+    }
+    num_columns = -(-(len(panels) + 1) // 2)
+    figure = Figure(figsize=(3.5 * num_columns, 5.6), layout="constrained")
+    axes = list(figure.subplots(2, num_columns).flat)
+    for axis, (title, draw_panel) in zip(axes, panels.items(), strict=False):
+        draw_panel(axis, lines)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("outer step", fontsize=8)
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-    for axis in (axes[0], axes[1], axes[5]):
-        _set_log(axis)
-    axes[5].set_xlabel("inner step", fontsize=8)
-    if sizes:
-        axes[5].legend(frameon=False, fontsize=8)
-    else:
-        axes[5].clear()
-        axes[5].set_axis_off()
-        hint = f"lopt plot {config.run_dir}\ndraws the learned steps here"
-        axes[5].text(0.5, 0.5, hint, ha="center", color="0.4", fontsize=9)
+    _draw_steps(axes[len(panels)], sizes, config.run_dir)
+    for axis in axes[len(panels) + 1 :]:
+        axis.set_axis_off()
     figure.suptitle(config.run_dir.name, fontsize=11)
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / FIGURE, dpi=110)
     figure.set_layout_engine("none")
     figure.savefig((out / FIGURE).with_suffix(".svg"))
     return out / FIGURE
+
+
+def _draw_losses(axis: Any, lines: Sequence[Mapping[str, Any]]) -> None:
+    axis.plot(*_column(lines, "loss"), color="0.6", lw=0.8, label="population")
+    axis.plot(*_column(lines, "meta_loss"), "o-", ms=3, label="fresh inner runs")
+    steps, losses = _column(lines, "validation_loss")
+    if len(steps) and np.isfinite(losses).any():
+        axis.plot(steps, losses, "s-", ms=3, label="validation tasks")
+        best = int(np.nanargmin(losses))
+        axis.plot(steps[best], losses[best], "k*", ms=9, label="best validation")
+    axis.legend(frameon=False, fontsize=8)
+    _set_log(axis)
+
+
+def _draw_tasks(axis: Any, lines: Sequence[Mapping[str, Any]], metric: str) -> None:
+    """Draws the loss of each task relative to its first value."""
+    for i, name in enumerate(_parts(lines, metric)):
+        steps, losses = _column(lines, f"{metric}/{name}")
+        style = ("-", "--", ":")[i // 10 % 3]
+        axis.plot(steps, losses / abs(losses[0]), style, lw=1, label=name)
+    axis.legend(frameon=False, fontsize=6)
+    axis.set_ylabel("relative to the first", fontsize=8)
+
+
+def _draw_metric(axis: Any, lines: Sequence[Mapping[str, Any]], metric: str) -> None:
+    axis.plot(*_column(lines, metric))
+    if metric == "grad_norm":
+        _set_log(axis)
+
+
+def _draw_share(axis: Any, lines: Sequence[Mapping[str, Any]], num: int) -> None:
+    steps, count = _column(lines, "num_nonfinite")
+    axis.plot(steps, count / num)
+    axis.set_ylim(-0.02, 1.0)
+
+
+def _draw_steps(axis: Any, sizes: Mapping[str, Any] | None, run_dir: Path) -> None:
+    """Draws step sizes along an inner run, or how to get them."""
+    if not sizes:
+        axis.set_axis_off()
+        hint = f"lopt plot {run_dir}\ndraws the learned steps here"
+        axis.text(0.5, 0.5, hint, ha="center", color="0.4", fontsize=9)
+        return
+    for i, (name, values) in enumerate(sizes.items()):
+        steps = np.arange(1, len(values) + 1)
+        axis.plot(steps, values, ("-", "--")[i % 2], label=name)
+    axis.set_title("update norm / gradient norm, along an inner run", fontsize=10)
+    axis.set_xlabel("inner step", fontsize=8)
+    axis.tick_params(labelsize=8)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    _set_log(axis)
+
+
+def _parts(lines: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
+    """Names of the tasks that a metric was logged for."""
+    prefix = f"{metric}/"
+    names = {k[len(prefix) :]: None for line in lines for k in line if prefix in k}
+    return list(names)
 
 
 def _column(

@@ -8,6 +8,7 @@ from typing import Any
 
 from lopt.describe import convert
 from lopt.errors import UserError, find
+from lopt.learned_muon import LearnedMuon
 from lopt.mlp import PerParameterMLP
 from lopt.registry import OPTIMIZERS
 from lopt.schedules import ScheduledSGD
@@ -84,7 +85,70 @@ def _wrapped(task: Family, wrappers: Sequence[type[Augmentation]]) -> Family:
     return task
 
 
+def _mixture(*names: str) -> tuple[InnerTraining, ...]:
+    """`LearnedMuon` on tasks of the zoo."""
+    problems = [ZOO[name].problem for name in names]
+    return tuple(
+        InnerTraining(problem, LearnedMuon())
+        for problem in problems
+        if isinstance(problem, Family)
+    )
+
+
 CONFIGS: dict[str, MetaTrainConfig] = {
+    "general": MetaTrainConfig(
+        systems=_mixture(
+            "digits-mlp-batches",
+            "digits-mlp-deep-tanh",
+            "digits-classes-scaled",
+            "digits-autoencoder-batches",
+            "wine-mlp-deep",
+            "diabetes-mlp-batches",
+            "letters-lstm-small",
+            "letters-attention",
+            "diabetes-linear",
+            "quadratics",
+        ),
+        estimator=PES(
+            Truncation(length=20, horizon=800, min_horizon=40),
+            num_pairs=8,
+            std=0.1,
+            normalize=True,
+        ),
+        objective="late-log",
+        outer_optimizer=OuterAdam(
+            learning_rate=5e-3, schedule="cosine", weight_decay=0.05
+        ),
+        num_outer_steps=5_000,
+        validation_tasks=(
+            "digits-mlp-gelu",
+            "digits-conv-tanh",
+            "wine-autoencoder",
+            "diabetes-mlp-deep",
+            "characters-lstm",
+            "characters-transformer",
+        ),
+        select="best",
+        num_evaluation_runs=4,
+        run_dir=Path("runs/general"),
+    ),
+    "demo": MetaTrainConfig(
+        systems=_mixture(
+            "digits-mlp-batches", "digits-classes-scaled", "diabetes-mlp-batches"
+        ),
+        estimator=PES(
+            Truncation(length=20, horizon=400, min_horizon=40),
+            num_pairs=16,
+            std=0.1,
+            normalize=True,
+        ),
+        objective="late-log",
+        outer_optimizer=OuterAdam(learning_rate=1e-2, schedule="cosine"),
+        num_outer_steps=400,
+        evaluate_every_steps=200,
+        num_evaluation_runs=4,
+        run_dir=Path("runs/demo"),
+    ),
     "digits-mlp": MetaTrainConfig(
         systems=(InnerTraining(MLP(), _SMALL_MLP),),
         estimator=PES(Truncation(length=10, horizon=200), num_pairs=32, std=0.03),

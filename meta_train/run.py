@@ -7,11 +7,11 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,13 +23,13 @@ from lopt.errors import UserError
 from meta_train import distributed, sharding
 from meta_train.checkpoint import Checkpoints
 from meta_train.config import MetaTrainConfig, read_config, write_config
-from meta_train.final_loss import FinalLoss
 from meta_train.inner_training import InnerTraining
 from meta_train.metrics import MetricsLog
+from meta_train.objectives import OBJECTIVES
 from meta_train.plot import draw
 from meta_train.progress import ProgressReport
 from meta_train.run_directory import check_writable, held
-from meta_train.trainer import OuterState, Trainer
+from meta_train.trainer import Best, OuterState, Trainer, mean_losses
 from tasks.base import Data
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -180,12 +180,12 @@ def _loop(
         config.evaluate_every_steps or config.num_outer_steps,
         config.checkpoint_every_steps or config.num_outer_steps,
     ]
-    inner_steps = trainer.estimator.num_inner_steps * len(trainer.systems)
+    evaluate = _Evaluator(config, trainer, data)
     step = logged = int(state.step)
     saved_at = logged_at = time.monotonic()
     plan, seconds_per_update = _Plan(step, False, ""), 0.0
-    totals: dict[str, float] = defaultdict(float)
-    meta_loss: dict[str, float] = {}
+    totals: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    evaluated: dict[str, float] = {}
     progress.note("compiling")
     progress.resume(step)
     while True:
@@ -200,15 +200,17 @@ def _loop(
                 saved_at = time.monotonic()
         is_over = bool(plan.stop) or step == config.num_outer_steps
         if step > logged and (is_over or any(step % n == 0 for n in intervals)):
-            means = {name: total / (step - logged) for name, total in totals.items()}
+            means = {name: _weighted_mean(parts) for name, parts in totals.items()}
             seconds = time.monotonic() - logged_at
-            means["inner_steps_per_second"] = (step - logged) * inner_steps / seconds
+            done = (step - logged) * trainer.num_inner_steps
+            means["inner_steps_per_second"] = done / seconds
             if config.evaluate_every_steps and step % config.evaluate_every_steps == 0:
-                meta_loss = _meta_loss(config, trainer, data, state)
-                means |= meta_loss
+                state, evaluated = evaluate(state)
+                means |= evaluated
             if log is not None:
                 log.write(step, means)
-            progress.update(step, {"loss": means["loss"], **meta_loss})
+            shown = {k: v for k, v in evaluated.items() if "/" not in k}
+            progress.update(step, {"loss": means["loss"], **shown})
             if config.checkpoint_every_steps and step % intervals[-1] == 0:
                 checkpoints.save(state)
                 saved_at = time.monotonic()
@@ -222,37 +224,79 @@ def _loop(
         called = time.monotonic()
         state, metrics = trainer.run(data, state, num)
         for name, value in jax.device_get(metrics).items():
-            totals[name] += num * float(value)
+            totals[name].append((num, float(value)))
+        if not seconds_per_update:
+            progress.resume(step)  # the first call compiles, and says nothing of the rest
         seconds_per_update = (time.monotonic() - called) / num
         step += num
 
 
-def _meta_loss(
-    config: MetaTrainConfig,
-    trainer: Trainer,
-    data: tuple[Data, ...],
-    state: OuterState,
-) -> dict[str, float]:
-    """Returns the mean loss of fresh unperturbed inner runs, the same each time."""
-    key = jax.random.fold_in(state.key, 2**32 - 2)
-    losses = trainer.meta_loss(
-        data, state.theta, config.horizon, config.num_evaluation_runs, key
-    ).tolist()
-    parts = {f"meta_loss/{i}": x for i, x in enumerate(losses)}
-    whole = {"meta_loss": sum(losses) / len(losses)}
-    return whole | parts if len(losses) > 1 else whole
+def _weighted_mean(parts: Sequence[tuple[int, float]]) -> float:
+    """Mean of the values that are numbers: a system may not have been drawn."""
+    known = [(num, value) for num, value in parts if not math.isnan(value)]
+    total = sum(num for num, _ in known)
+    return sum(num * value for num, value in known) / total if total else math.nan
+
+
+class _Evaluator:
+    """Mean losses of fresh unperturbed inner runs, from the same keys every time."""
+
+    def __init__(self, config: MetaTrainConfig, trainer: Trainer, data: Any):
+        """Loads the data of the validation tasks."""
+        self._config, self._trainer, self._data = config, trainer, data
+        wrap = OBJECTIVES[config.objective]
+        self._validation = tuple(wrap(s) for s in config.validation_systems)
+        self._validation_data = sharding.replicate(
+            tuple(system.load() for system in self._validation)
+        )
+
+    def __call__(self, state: OuterState) -> tuple[OuterState, dict[str, float]]:
+        """Metrics of `state`, and the state with the best theta brought up to date."""
+        config = self._config
+        sizes = (config.horizon, config.num_evaluation_runs)
+        key = jax.random.fold_in(state.key, 2**32 - 2)
+        losses = self._trainer.meta_loss(self._data, state.result, *sizes, key)
+        metrics = _by_name("meta_loss", config.names, losses)
+        if not isinstance(state.best, Best):
+            return state, metrics
+        losses = mean_losses(
+            self._validation, self._validation_data, state.result, *sizes, key
+        )
+        found = _by_name("validation_loss", config.validation_tasks, losses)
+        loss = found["validation_loss"]
+        if loss < float(state.best.loss):
+            best = Best(
+                theta=jax.tree.map(jnp.copy, state.result),
+                loss=jnp.asarray(loss, jnp.float32),
+                step=jnp.copy(state.step),
+            )
+            placed = jax.tree.map(
+                lambda new, old: jax.device_put(new, old.sharding), best, state.best
+            )
+            state = state.replace(best=placed)
+        return state, metrics | found
+
+
+def _by_name(metric: str, names: Sequence[str], losses: Any) -> dict[str, float]:
+    """The mean over systems and, if there are several, the loss of each."""
+    values = np.asarray(losses, float)
+    parts = {f"{metric}/{n}": float(x) for n, x in zip(names, values, strict=True)}
+    return {metric: float(values.mean()), **(parts if len(parts) > 1 else {})}
 
 
 def make_trainer(config: MetaTrainConfig) -> Trainer:
     """Returns the part of `config` that computes."""
-    systems = config.systems
-    if config.objective == "final":
-        systems = tuple(FinalLoss(system) for system in systems)
+    wrap = OBJECTIVES[config.objective]
     return Trainer(
-        systems=systems,
+        systems=tuple(wrap(system) for system in config.systems),
         estimator=config.estimator,
         outer_optimizer=config.outer_optimizer,
         num_outer_steps=config.num_outer_steps,
+        names=config.names,
+        weights=config.system_weights,
+        systems_per_update=config.systems_per_update,
+        average_decay=config.average_decay,
+        keep_best=bool(config.validation_tasks),
     )
 
 
@@ -267,15 +311,24 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
     truncation = config.estimator.truncation
     card = {
         "tasks": [to_dict(system.task) for system in inner],
+        "task_names": list(config.names),
         "horizons": [truncation.min_horizon or truncation.horizon, truncation.horizon],
         "estimator": to_dict(config.estimator),
         "objective": config.objective,
         "num_outer_steps": int(state.step),
         "seed": config.seed,
     }
+    theta, is_best = state.result, config.select == "best"
+    if is_best and isinstance(state.best, Best) and jnp.isfinite(state.best.loss):
+        theta = state.best.theta
+        card |= {
+            "num_outer_steps": int(state.best.step),
+            "validation_tasks": list(config.validation_tasks),
+            "validation_loss": float(state.best.loss),
+        }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        theta = inner[0].optimizer_theta(state.theta)
+        theta = inner[0].optimizer_theta(theta)
         lopt.save(path, inner[0].optimizer, theta, card)
     except OSError as error:
         raise UserError(

@@ -1,21 +1,37 @@
 """The outer loop on the device: estimate, update, repeat, all in one jit."""
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from meta_train import sharding
 from meta_train.compatibility import Compatibility
-from meta_train.estimators.base import GradientEstimator
+from meta_train.estimators.base import Estimate, GradientEstimator
 from meta_train.outer_optimizer import OuterAdam
 from meta_train.unroll import unroll
 from tasks.base import Data, State, Theta, UnrolledSystem
+
+
+class Best(struct.PyTreeNode):
+    """The outer parameters with the lowest validation loss so far.
+
+    Attributes:
+        theta: The outer parameters.
+        loss: Their validation loss; infinite before the first evaluation.
+        step: The outer step of that evaluation.
+    """
+
+    theta: Theta
+    loss: Float[Array, "..."]
+    step: Int[Array, "..."]
 
 
 class OuterState(struct.PyTreeNode):
@@ -27,6 +43,8 @@ class OuterState(struct.PyTreeNode):
         populations: The estimator's state for each system.
         step: Outer updates taken.
         key: The run's key; folding the step into it gives the update's randomness.
+        average: Exponential moving average of theta; ``()`` without averaging.
+        best: The best theta on the validation tasks; ``()`` without validation.
     """
 
     theta: Theta
@@ -34,6 +52,13 @@ class OuterState(struct.PyTreeNode):
     populations: tuple[State, ...]
     step: Int[Array, "..."]
     key: PRNGKeyArray
+    average: Theta = ()
+    best: Best | tuple[()] = ()
+
+    @property
+    def result(self) -> Theta:
+        """The theta to evaluate and export: the average, if there is one."""
+        return self.average if jax.tree.leaves(self.average) else self.theta
 
 
 @dataclass(frozen=True)
@@ -44,6 +69,16 @@ class Trainer:
     estimator: GradientEstimator
     outer_optimizer: OuterAdam
     num_outer_steps: int
+    names: tuple[str, ...] = ()
+    """Name of each system in the metrics; numbers by default."""
+    weights: tuple[float, ...] = ()
+    """Weight of each system in the mean gradient; equal by default."""
+    systems_per_update: int | None = None
+    """Systems that each update draws at random and unrolls; all by default."""
+    average_decay: float = 0.0
+    """Decay of the moving average of theta; 0 keeps none."""
+    keep_best: bool = False
+    """Whether the state has room for the best theta on validation tasks."""
 
     def load(self) -> tuple[Data, ...]:
         """Returns the data of each system, on every device."""
@@ -67,8 +102,7 @@ class Trainer:
 
     @functools.partial(jax.jit, static_argnums=0)
     def _init(self, data: tuple[Data, ...], key: PRNGKeyArray) -> OuterState:
-        # The last key that `fold_in` can give; updates count up from the first.
-        key_theta, key_init = jax.random.split(jax.random.fold_in(key, 2**32 - 1))
+        key_theta, key_init = _init_keys(key)
         theta = self.systems[0].init_theta(key_theta)
         populations = tuple(
             self.estimator.init(system, d, theta, jax.random.fold_in(key_init, i))
@@ -80,6 +114,14 @@ class Trainer:
             populations=sharding.constrain(populations),
             step=jnp.zeros((), jnp.int32),
             key=key,
+            average=jax.tree.map(jnp.copy, theta) if self.average_decay else (),
+            best=Best(
+                theta=jax.tree.map(jnp.copy, theta),
+                loss=jnp.full((), jnp.inf, jnp.float32),
+                step=jnp.zeros((), jnp.int32),
+            )
+            if self.keep_best
+            else (),
         )
 
     def run(
@@ -102,54 +144,104 @@ class Trainer:
         def body(_, carry):
             state, totals = carry
             state, metrics = self._update(data, state)
-            return state, totals + jnp.stack([metrics[name] for name in names])
+            values = jnp.stack([metrics[name] for name in names])
+            # Systems that are not drawn, or without a finite loss, have none to log.
+            known = ~jnp.isnan(values)
+            new = jnp.stack([jnp.where(known, values, 0.0), known.astype(jnp.float32)])
+            return state, totals + new
 
         names = sorted(jax.eval_shape(self._update, data, state)[1])
-        totals = jnp.zeros(len(names), jnp.float32)
-        state, totals = jax.lax.fori_loop(0, num_steps, body, (state, totals))
-        return state, dict(zip(names, totals / num_steps, strict=True))
+        totals = jnp.zeros((2, len(names)), jnp.float32)
+        state, (sums, counts) = jax.lax.fori_loop(0, num_steps, body, (state, totals))
+        return state, dict(zip(names, sums / counts, strict=True))
 
     def _update(
         self, data: tuple[Data, ...], state: OuterState
     ) -> tuple[OuterState, dict[str, Float[Array, ""]]]:
-        first = state.step * len(self.systems)
         estimates, populations = zip(
             *[
-                self.estimator.update(
-                    system,
-                    d,
-                    state.theta,
-                    population,
-                    jax.random.fold_in(state.key, first + i),
-                )
-                for i, (system, d, population) in enumerate(
-                    zip(self.systems, data, state.populations, strict=True)
-                )
+                self._estimate(i, data[i], state, is_drawn)
+                for i, is_drawn in enumerate(self._draw_systems(state))
             ],
             strict=True,
         )
-        mean = jax.tree.map(lambda *x: sum(x) / len(x), *estimates)
+        mean = self._average(estimates)
         metrics = {
             "loss": mean.loss,
             "grad_norm": optax.tree.norm(mean.grad),
             **mean.diagnostics,
         }
         if len(estimates) > 1:
-            for i, estimate in enumerate(estimates):
+            for name, estimate in zip(self._names, estimates, strict=True):
                 parts = {"loss": estimate.loss, **estimate.diagnostics}
-                metrics |= {f"{name}/{i}": value for name, value in parts.items()}
+                metrics |= {f"{k}/{name}": value for k, value in parts.items()}
         updates, opt_state = self._optimizer.update(
             mean.grad, state.opt_state, state.theta
         )
+        theta = optax.apply_updates(state.theta, updates)
+        average = state.average
+        if self.average_decay:
+            average = optax.incremental_update(theta, average, 1 - self.average_decay)
         state = state.replace(
-            theta=optax.apply_updates(state.theta, updates),
+            theta=theta,
             opt_state=opt_state,
             populations=sharding.constrain(populations),
             step=state.step + 1,
+            average=average,
         )
         return state, metrics
 
-    @functools.partial(jax.jit, static_argnums=(0, 3, 4))
+    def _draw_systems(self, state: OuterState) -> Sequence[Any]:
+        """Which systems this update unrolls: ``None`` if it is not random."""
+        num = len(self.systems)
+        if self.systems_per_update in (None, num):
+            return [None] * num
+        key = jax.random.fold_in(state.key, 2**32 - 6)
+        order = jax.random.permutation(jax.random.fold_in(key, state.step), num)
+        return list(order < self.systems_per_update)
+
+    def _estimate(
+        self, i: int, data: Data, state: OuterState, is_drawn: Bool[Array, ""] | None
+    ) -> tuple[Estimate, State]:
+        """Estimate of system `i`; all NaN, with nothing unrolled, if not drawn."""
+        key = jax.random.fold_in(state.key, state.step * len(self.systems) + i)
+
+        def update(population):
+            return self.estimator.update(
+                self.systems[i], data, state.theta, population, key
+            )
+
+        population = state.populations[i]
+        if is_drawn is None:
+            return update(population)
+        shapes = jax.eval_shape(update, population)[0]
+        missing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), shapes)
+        return jax.lax.cond(is_drawn, update, lambda p: (missing, p), population)
+
+    def _average(self, estimates: Sequence[Estimate]) -> Estimate:
+        """Weighted mean over the systems that were drawn.
+
+        Over draws its expectation is the weighted mean over all systems.
+        """
+        weights = np.asarray(self.weights or [1.0] * len(estimates), np.float32)
+        weights = weights / weights.sum()
+        if self.systems_per_update in (None, len(estimates)):
+            return jax.tree.map(
+                lambda *x: sum(w * v for w, v in zip(weights, x, strict=True)),
+                *estimates,
+            )
+        share = self.systems_per_update / len(estimates)
+
+        def total(values: Sequence[Array]) -> Array:
+            known = [jnp.where(jnp.isnan(v), 0.0, v) for v in values]
+            parts = [w * v for w, v in zip(weights, known, strict=True)]
+            return jnp.asarray(sum(parts) / share)
+
+        mean = jax.tree.map(lambda *x: total(x), *estimates)
+        losses = jnp.stack([estimate.loss for estimate in estimates])
+        drawn = jnp.where(jnp.isnan(losses), 0.0, weights)
+        return mean.replace(loss=jnp.nansum(losses * weights) / drawn.sum())
+
     def meta_loss(
         self,
         data: tuple[Data, ...],
@@ -158,21 +250,59 @@ class Trainer:
         num_runs: int,
         key: PRNGKeyArray,
     ) -> Float[Array, " systems"]:
-        """Returns each system's mean loss over fresh unperturbed episodes."""
+        """Each system's mean loss over fresh unperturbed episodes."""
+        return mean_losses(self.systems, data, theta, horizon, num_runs, key)
 
-        def episode(system, data, key):
-            key_init, key_unroll = jax.random.split(key)
-            state = system.init_state(theta, data, jnp.asarray(horizon), key_init)
-            return unroll(system, data, theta, state, horizon, key_unroll)[1].mean()
+    @property
+    def num_inner_steps(self) -> float:
+        """Steps of all systems together in one outer update."""
+        num = self.systems_per_update or len(self.systems)
+        return self.estimator.num_inner_steps * num
 
-        # One run after the other: a vmap over keys takes twice as long to compile.
-        keys = jax.random.split(key, num_runs)
-        means = [
-            jax.lax.map(lambda key, s=system, d=d: episode(s, d, key), keys).mean()
-            for system, d in zip(self.systems, data, strict=True)
-        ]
-        return jnp.stack(means)
+    @property
+    def _names(self) -> Sequence[str]:
+        return self.names or [str(i) for i in range(len(self.systems))]
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
         return self.outer_optimizer.as_optax(self.num_outer_steps)
+
+
+def initial_theta(owner: Any, seed: int) -> Theta:
+    """Theta before the first update of a run with this seed.
+
+    Args:
+        owner: A learned optimizer or a system.
+        seed: Seed of the run.
+    """
+    return owner.init_theta(_init_keys(jax.random.key(seed))[0])
+
+
+def _init_keys(key: PRNGKeyArray) -> Key[Array, "2"]:
+    # The last key that `fold_in` can give; updates count up from the first.
+    return jax.random.split(jax.random.fold_in(key, 2**32 - 1))
+
+
+@functools.partial(jax.jit, static_argnames=("systems", "horizon", "num_runs"))
+def mean_losses(
+    systems: tuple[UnrolledSystem, ...],
+    data: tuple[Data, ...],
+    theta: Theta,
+    horizon: int,
+    num_runs: int,
+    key: PRNGKeyArray,
+) -> Float[Array, " systems"]:
+    """Mean loss of each system over fresh unperturbed episodes of `horizon` steps."""
+
+    def episode(system, data, key):
+        key_init, key_unroll = jax.random.split(key)
+        state = system.init_state(theta, data, jnp.asarray(horizon), key_init)
+        return unroll(system, data, theta, state, horizon, key_unroll)[1].mean()
+
+    # Sequentially: a vmap over keys takes twice as long to compile.
+    keys = jax.random.split(key, num_runs)
+    means = [
+        jax.lax.map(lambda key, s=system, d=d: episode(s, d, key), keys).mean()
+        for system, d in zip(systems, data, strict=True)
+    ]
+    return jnp.stack(means)

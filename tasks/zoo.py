@@ -1,5 +1,6 @@
 """Names for everything that can be unrolled; a new task is one more line here."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tasks import datasets
@@ -26,7 +27,7 @@ from tasks.quadratic import QuadraticFamily, RandomQuadratic
 from tasks.swimmer import Swimmer
 from tasks.toy_regression import ToyRegression
 
-Use: TypeAlias = Literal["train", "held out", "study"]
+Use: TypeAlias = Literal["train", "validation", "held out", "study"]
 
 
 class Entry(NamedTuple):
@@ -34,8 +35,8 @@ class Entry(NamedTuple):
 
     Attributes:
         problem: What it is.
-        use: Whether it is there to meta-train on, to be evaluated on and never
-            trained on, or to study estimators with.
+        use: Meta-train on it, validate on it during meta-training, keep it for the
+            final evaluation, or study estimators with it.
         description: In one line.
     """
 
@@ -74,6 +75,75 @@ ZOO: dict[str, Entry] = {
     ),
     "breast-cancer-mlp": Entry(
         MLP("breast-cancer"), "held out", "30-32-32-2 MLP on the breast-cancer table."
+    ),
+    # Small and diverse: the mixture of the preset `general`.
+    "digits-mlp-batches": Entry(
+        SmallerBatches(MLP()), "train", "MLP on digits, batches of 4 to 64."
+    ),
+    "digits-mlp-deep-tanh": Entry(
+        MLP(width=24, depth=4, activation="tanh"), "train", "Deep tanh MLP on digits."
+    ),
+    "digits-classes-scaled": Entry(
+        InitialScale(
+            ClassSubset(MLP(width=16, depth=1, activation="gelu", batch_size=32)),
+            low=0.3,
+            high=3.0,
+        ),
+        "train",
+        "Five classes of digits, initial weights scaled by 0.3 to 3.",
+    ),
+    "digits-autoencoder-batches": Entry(
+        SmallerBatches(Autoencoder(width=32, batch_size=32)),
+        "train",
+        "Autoencoder on digits, batches of 2 to 32.",
+    ),
+    "wine-mlp-deep": Entry(
+        MLP("wine", width=24, depth=3, batch_size=32), "train", "Deeper MLP on wine."
+    ),
+    "diabetes-mlp-batches": Entry(
+        SmallerBatches(MLP("diabetes", activation="silu", batch_size=32)),
+        "train",
+        "SiLU MLP on the diabetes table, batches of 2 to 32.",
+    ),
+    "letters-lstm-small": Entry(
+        RecurrentLM(width=16, length=16, batch_size=8), "train", "16-unit LSTM."
+    ),
+    "letters-attention": Entry(
+        TransformerLM(width=16, length=16, batch_size=8),
+        "train",
+        "One layer of attention on letters.",
+    ),
+    # Neither trained on nor held out: they select the checkpoint to export.
+    "digits-mlp-gelu": Entry(
+        MLP(width=48, depth=3, activation="gelu", batch_size=32),
+        "validation",
+        "GELU MLP with three hidden layers on digits.",
+    ),
+    "digits-conv-tanh": Entry(
+        ConvNet(width=8, depth=2, activation="tanh"),
+        "validation",
+        "Two tanh convolutions of 8 channels on digits.",
+    ),
+    "wine-autoencoder": Entry(
+        Autoencoder("wine", width=32, num_latents=3), "validation", "Of wines."
+    ),
+    "diabetes-mlp-deep": Entry(
+        MLP("diabetes", width=48, depth=5, activation="silu"),
+        "validation",
+        "SiLU MLP with five hidden layers on the diabetes table.",
+    ),
+    "characters-lstm": Entry(
+        RecurrentLM(unit="character", width=24, length=24),
+        "validation",
+        "24-unit LSTM on characters.",
+    ),
+    "characters-transformer": Entry(
+        TransformerLM(unit="character", width=24, depth=2, length=24),
+        "validation",
+        "Two layers of attention on characters.",
+    ),
+    "friedman-mlp": Entry(
+        MLP("friedman"), "held out", "10-32-32-1 MLP on Friedman's regression."
     ),
     "digits-conv": Entry(
         ConvNet(width=16), "held out", "Three convolutions of 16 channels on digits."
@@ -149,6 +219,18 @@ ZOO: dict[str, Entry] = {
         "held out",
         "The PES paper's 1.6M-parameter ResNet.",
     ),
+    "fashion-conv-small": Entry(
+        *(ConvNet(_FASHION, batch_size=32, width=8), "held out"),
+        "Three convolutions of 8 channels on Fashion-MNIST.",
+    ),
+    "cifar10-resnet-small": Entry(
+        *(ResNet(_CIFAR, batch_size=16, width=4, num_groups=2), "held out"),
+        "Three residual blocks, 4 to 16 channels, on CIFAR-10.",
+    ),
+    "cifar10-myrtle-small": Entry(
+        *(MyrtleResNet(batch_size=16, width=4, num_groups=4), "held out"),
+        "The PES paper's ResNet with an eighth of the channels.",
+    ),
     "yacht-mlp": Entry(
         MLP("yacht", batch_size=32), "held out", "6-32-32-1 MLP on the yacht table."
     ),
@@ -182,6 +264,19 @@ KINDS: dict[str, type] = {
     )
 }
 """Everything that a zoo entry can be made of, by its class."""
+
+
+def unique_names(problems: Sequence[Family | UnrolledSystem]) -> tuple[str, ...]:
+    """Name of each problem: its entry in the zoo, or else its class.
+
+    Problems that would share a name are numbered.
+    """
+    entries = {entry.problem: name for name, entry in ZOO.items()}
+    names = [entries.get(p, type(p).__name__) for p in problems]
+    return tuple(
+        f"{name}-{names[:i].count(name) + 1}" if names.count(name) > 1 else name
+        for i, name in enumerate(names)
+    )
 
 
 def check_prepared(problem: Family | UnrolledSystem) -> None:

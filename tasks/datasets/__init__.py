@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks.base import Split
 from tasks.datasets.base import Dataset, Examples, Stored
-from tasks.datasets.embedded import Embedded
+from tasks.datasets.embedded import Embedded, Friedman
 from tasks.datasets.images import TfdsImages
 from tasks.datasets.tables import CsvTable, read_csv
 from tasks.prepared import DataError, data_dir
@@ -22,6 +22,7 @@ DATASETS: dict[str, Dataset] = {
         Embedded("wine", (13,), 3, 143, "analyses of wines"),
         Embedded("breast-cancer", (30,), 2, 456, "cell nuclei"),
         Embedded("diabetes", (10,), 0, 354, "course of the disease"),
+        Friedman("friedman", (10,), 0, 800, "a smooth function, generated"),
         TfdsImages(
             *("mnist", (28, 28, 1), 10, 54_000, "handwritten digits"),
             *((33.3,), (78.6,)),

@@ -25,6 +25,24 @@ class Embedded(Dataset):
         return standardised(bunch.data, bunch.target, split, bool(self.num_classes))
 
 
+@dataclass(frozen=True)
+class Friedman(Dataset):
+    """Friedman's first regression problem (Friedman, 1991, eq. 34), generated.
+
+    ``y = 10 sin(pi x0 x1) + 20 (x2 - 0.5)^2 + 10 x3 + 5 x4 + noise`` with uniform
+    inputs, of which the last five do not matter.
+    """
+
+    @override
+    def read(self, split: Split) -> Stored:
+        generator = np.random.default_rng(0)
+        num = self.num_train + self.num_train // 4  # as `split_rows` divides them
+        x = generator.uniform(size=(num, *self.shape))
+        y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2
+        y += 10 * x[:, 3] + 5 * x[:, 4] + generator.normal(size=num)
+        return standardised(x, y, split, classes=False)
+
+
 def standardised(
     inputs: np.ndarray, targets: np.ndarray, split: Split, classes: bool
 ) -> Stored:

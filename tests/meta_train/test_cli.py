@@ -179,7 +179,7 @@ def test_parts_are_chosen_by_name_and_several_tasks_train_together(
     tasks = [system["task"]["type"] for system in config["systems"]]
     assert tasks == ["RandomQuadratic", "ToyRegression"]
     last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1]
-    assert {"loss", "loss/0", "loss/1"} <= set(json.loads(last))
+    assert {"loss", "loss/quadratic", "loss/toy-regression"} <= set(json.loads(last))
     exported = lopt_command("export", "run", "--out=again.safetensors")
     assert exported.returncode == 0, exported.stderr
 

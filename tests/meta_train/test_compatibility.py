@@ -11,8 +11,8 @@ from lopt.errors import UserError
 from lopt.mlp import PerParameterMLP
 from meta_train.compatibility import Compatibility
 from meta_train.estimators import ESTIMATORS, RTRL, FullBackprop, PESAnalytic
-from meta_train.final_loss import FinalLoss
 from meta_train.inner_training import InnerTraining
+from meta_train.objectives import FinalLoss
 from meta_train.truncation import Truncation
 from tasks.influence_balancing import InfluenceBalancing
 from tasks.mlp import MLP

@@ -1,3 +1,5 @@
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -162,3 +164,68 @@ def test_gradients_are_clipped_coordinate_by_coordinate():
         jnp.asarray([3.0, -1.0]), optimizer.init(theta), theta
     )
     chex.assert_trees_all_equal(big, clipped)
+
+
+def test_weights_of_systems_scale_their_gradients():
+    weighted = dataclasses.replace(make_trainer(QUADRATIC, TOY), weights=(3.0, 1.0))
+    state = weighted.init(data := weighted.load(), 0)
+    estimates = [weighted._estimate(i, data[i], state, None)[0] for i in range(2)]
+    mean = weighted._average(estimates)
+    expected = 0.75 * estimates[0].grad + 0.25 * estimates[1].grad
+    chex.assert_trees_all_close(mean.grad, expected, rtol=1e-6)
+
+
+def test_a_subset_of_the_systems_is_unrolled_and_the_mean_is_unbiased():
+    systems = (QUADRATIC, TOY, InnerTraining(RandomQuadratic(dim=3), ScheduledSGD()))
+    whole = make_trainer(*systems)
+    some = dataclasses.replace(
+        whole, systems_per_update=1, names=("a", "b", "c"), weights=(1.0, 2.0, 3.0)
+    )
+    state = some.init(data := some.load(), 0)
+    assert some.num_inner_steps == whole.num_inner_steps / 3
+    means, drawn = [], []
+    update = jax.jit(lambda state: some._update(data, state))
+    for step in range(30):
+        now = state.replace(step=jnp.asarray(step, jnp.int32))
+        after, metrics = update(now)
+        losses = np.asarray([metrics[f"loss/{name}"] for name in "abc"])
+        assert np.isfinite(losses).sum() == 1
+        (i,) = np.flatnonzero(np.isfinite(losses))
+        drawn.append(i)
+        np.testing.assert_allclose(metrics["loss"], losses[i], rtol=1e-6)
+        # Nothing happens to the others.
+        for j in {0, 1, 2} - {int(i)}:
+            chex.assert_trees_all_equal(after.populations[j], now.populations[j])
+        means.append(metrics["grad_norm"])
+    assert set(drawn) == {0, 1, 2}
+    estimates = [some._estimate(i, data[i], state, None)[0] for i in range(3)]
+    missing = jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan), estimates[0])
+    averages = [
+        some._average([e if i == j else missing for j, e in enumerate(estimates)]).grad
+        for i in range(3)
+    ]
+    everything = dataclasses.replace(some, systems_per_update=None)._average(estimates)
+    chex.assert_trees_all_close(sum(averages) / 3, everything.grad, rtol=1e-5)
+
+
+def test_theta_is_averaged():
+    trainer = dataclasses.replace(make_trainer(), average_decay=0.5)
+    data, average = trainer.load(), None
+    state = trainer.init(data, 0)
+    average = np.asarray(state.theta)
+    for _ in range(3):
+        state, _ = trainer.run(data, state, 1)
+        average = 0.5 * average + 0.5 * np.asarray(state.theta)
+    np.testing.assert_allclose(state.result, average, rtol=1e-6)
+    assert not np.allclose(state.result, state.theta)
+
+
+def test_weight_decay_pulls_theta_back_to_where_it_began():
+    optimizer = OuterAdam(0.1, weight_decay=0.5).as_optax(10)
+    start = jnp.asarray([1.0, -2.0])
+    state = optimizer.init(start)
+    moved = start + 1.0
+    update, _ = optimizer.update(jnp.zeros(2), state, moved)
+    np.testing.assert_allclose(update, -0.1 * 0.5 * np.ones(2), rtol=1e-6)
+    with pytest.raises(ValueError, match="`weight_decay` must be finite and not neg"):
+        OuterAdam(weight_decay=-1.0)

@@ -12,8 +12,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 
 from lopt.schedules import ScheduledSGD
-from meta_train.final_loss import FinalLoss
 from meta_train.inner_training import InnerTraining
+from meta_train.objectives import OBJECTIVES, LogLoss
 from meta_train.truncation import Truncation
 from meta_train.unroll import unroll
 from tasks.base import Task, UnrolledSystem
@@ -95,7 +95,19 @@ PROBLEMS = {
     ),
     "random horizon": Problem(Recurrence(), std=0.01, min_horizon=4),
 }
-OBJECTIVES = ("mean", "final")
+
+
+def total(objective, losses):
+    """The horizon times an objective, written out from the plain losses."""
+    num = len(losses)
+    if objective.endswith("log"):
+        epsilon = LogLoss.epsilon
+        losses = jnp.sign(losses) * jnp.log1p(jnp.abs(losses) / epsilon)
+    if objective.startswith("final"):
+        return num * losses[-1]
+    if objective.startswith("late"):
+        losses = losses * 2 * jnp.arange(1, num + 1) / (num + 1)
+    return losses.sum()
 
 
 @functools.cache
@@ -109,7 +121,7 @@ def exact_gradient(name, objective, length):
         key = jax.random.key(0)
         state = system.init_state(theta, data, horizon, key)
         losses = unroll(system, data, theta, state, horizon, key)[1]
-        return losses.sum() if objective == "mean" else horizon * losses[-1]
+        return total(objective, losses)
 
     whole = sum(
         probability * ravel_pytree(jax.grad(value)(problem.theta, horizon))[0]
@@ -125,8 +137,7 @@ def mean_and_error(estimator, name, objective, key, enough=0.0):
     """
     problem = PROBLEMS[name]
     system, data, theta = problem.system, problem.data, problem.theta
-    if objective == "final":
-        system = FinalLoss(system)
+    system = OBJECTIVES[objective](system)
     num_windows = HORIZON // estimator.truncation.length
 
     def window(state, key):

@@ -1,4 +1,4 @@
-"""The final loss as a sum: what it adds up to, over windows and over episodes."""
+"""Meta-objectives: what the losses of an episode add up to, over windows too."""
 
 import jax
 import jax.numpy as jnp
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from lopt.schedules import ScheduledSGD
-from meta_train.final_loss import FinalLoss
 from meta_train.inner_training import InnerTraining
+from meta_train.objectives import OBJECTIVES, FinalLoss, LogLoss
 from meta_train.truncation import Truncation
 from tasks.character_lstm import CharacterLSTM
 from tasks.influence_balancing import InfluenceBalancing
@@ -65,3 +65,44 @@ def test_the_system_still_steps_on_changing_inputs(key):
     plain, _ = system.step(theta, state.state, x)
     np.testing.assert_array_equal(following.state.params, plain.params)
     np.testing.assert_array_equal(following.fixed[1], state.fixed[1])
+
+
+@pytest.mark.parametrize("objective", ["log", "late", "late-log"])
+@pytest.mark.parametrize("system", SYSTEMS, ids=lambda s: type(s).__name__)
+def test_losses_are_weighted_and_transformed_across_windows(objective, system, key):
+    data, theta = system.load(), system.init_theta(key)
+    wrapped, length = OBJECTIVES[objective](system), 4
+    truncation = Truncation(length, HORIZON, staggered=False)
+    whole = jnp.zeros((), jnp.int32)
+    plain = truncation.init(system, data, theta, whole, key)
+    episode = truncation.init(wrapped, data, theta, whole, key)
+    for number in range(2):
+        found, losses = [], []
+        for i in range(HORIZON // length):
+            window_key = jax.random.fold_in(key, 10 * number + i)
+            plain, one = truncation.advance(system, data, theta, plain, window_key)
+            episode, other = truncation.advance(
+                wrapped, data, theta, episode, window_key
+            )
+            losses.append(one)
+            found.append(other)
+        expected = np.concatenate(losses)
+        if "log" in objective:
+            expected = np.log((expected + 1e-3) / 1e-3)
+        if "late" in objective:
+            weights = 2 * np.arange(1, HORIZON + 1) / (HORIZON + 1)
+            np.testing.assert_allclose(weights.mean(), 1.0)
+            expected = weights * expected
+        np.testing.assert_allclose(np.concatenate(found), expected, rtol=1e-4)
+
+
+def test_the_logarithm_is_odd_and_finite_at_zero():
+    class Negative(InfluenceBalancing):
+        def step(self, theta, state, x):
+            return state, theta
+
+    system = LogLoss(Negative())
+    values = [system.step(jnp.float32(x), (), ())[1] for x in (-2.0, 0.0, 2.0)]
+    np.testing.assert_allclose(values, [-np.log(2001), 0.0, np.log(2001)], rtol=1e-6)
+    with pytest.raises(ValueError, match="`epsilon` must be positive; got 0"):
+        LogLoss(Negative(), epsilon=0.0)

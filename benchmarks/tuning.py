@@ -13,6 +13,7 @@ from evaluation.baselines import (
     SCHEDULES,
     Baseline,
     Setting,
+    candidate,
     first_rates,
     setting,
 )
@@ -58,7 +59,8 @@ def main() -> None:
 
 
 def _grid(name: str) -> Runs:
-    thetas = [setting(r, schedule) for r in first_rates(name) for schedule in SCHEDULES]
+    rates = first_rates(candidate(name))
+    thetas = [setting(rate, schedule) for rate in rates for schedule in SCHEDULES]
     stacked: Setting = jax.tree.map(lambda *x: jnp.stack(x), *thetas)
     return Runs(
         Baseline(name), stacked, jax.random.split(jax.random.key(0), len(thetas))

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,8 +12,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from optax import contrib
 from typing_extensions import override
 
-from lopt.base import LearnedOptimizer, NumSteps
-from lopt.errors import find
+from lopt.base import LearnedOptimizer, NumSteps, Theta
+from lopt.errors import UserError, find
 
 RATES_PER_DECADE, NUM_RATES = 3, 10
 SCHEDULES = ("constant", "cosine")
@@ -79,14 +80,42 @@ class Baseline(LearnedOptimizer):
     def as_optax(
         self, theta: Setting, num_steps: NumSteps
     ) -> optax.GradientTransformationExtraArgs:
-        rate, cosine = theta
-        total = jnp.asarray(num_steps, jnp.float32)
-
-        def schedule(step):
-            progress = jnp.minimum(jnp.asarray(step, jnp.float32) / total, 1.0)
-            return rate * (1 - cosine * 0.5 * (1 - jnp.cos(jnp.pi * progress)))
-
+        schedule = _schedule(theta, num_steps)
         return optax.with_extra_args_support(KINDS[self.name].make(schedule))
+
+
+@dataclass(frozen=True)
+class Rescheduled(LearnedOptimizer):
+    """A learned optimizer with a learning rate, tuned as the baselines are.
+
+    Its theta is ``(theta, setting)``: the weights and what is tuned.
+    """
+
+    optimizer: LearnedOptimizer
+    """Has a field `learning_rate`, which the setting replaces."""
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> tuple[Theta, Setting]:
+        rate = self.optimizer.learning_rate  # pyright: ignore
+        return self.optimizer.init_theta(key), setting(rate)
+
+    @override
+    def as_optax(
+        self, theta: tuple[Theta, Setting], num_steps: NumSteps
+    ) -> optax.GradientTransformationExtraArgs:
+        weights, tuned = theta
+        rate = self.optimizer.learning_rate  # pyright: ignore
+        schedule = _schedule(tuned, num_steps)
+
+        def relative(step):
+            return schedule(step) / rate
+
+        return optax.with_extra_args_support(
+            optax.chain(
+                self.optimizer.as_optax(weights, num_steps),
+                optax.scale_by_schedule(relative),
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -106,6 +135,62 @@ class Fixed(LearnedOptimizer):
         return optax.with_extra_args_support(self.transformation)
 
 
+class Candidate(NamedTuple):
+    """An optimizer whose learning rate and schedule are tuned.
+
+    Attributes:
+        name: How it is reported.
+        optimizer: Its theta ends in a `Setting`.
+        theta: Weights that are the same for all settings; ``()`` for a baseline.
+        lowest: Logarithm to base ten of the first learning rate that is tried.
+    """
+
+    name: str
+    optimizer: LearnedOptimizer
+    theta: Theta
+    lowest: float
+
+    def with_settings(self, settings: Setting) -> Theta:
+        """Theta for each of several settings, along the leading axis."""
+        if isinstance(self.optimizer, Baseline):
+            return settings
+        num = len(settings.learning_rate)
+
+        def repeat(x):
+            return np.broadcast_to(x, (num, *np.shape(x)))
+
+        return jax.tree.map(repeat, self.theta), settings
+
+
+def candidate(name: str) -> Candidate:
+    """The baseline `name`, to be tuned."""
+    return Candidate(name, Baseline(name), (), KINDS[name].lowest)
+
+
+def tunable(name: str, optimizer: LearnedOptimizer, theta: Theta) -> Candidate:
+    """A learned optimizer with a learning rate, to be tuned over a grid around it."""
+    rate = getattr(optimizer, "learning_rate", None)
+    if not isinstance(rate, float):
+        raise UserError(
+            f"`tune` must name an optimizer with a learning rate; {name} is a "
+            f"{type(optimizer).__name__}, which has none: there is nothing to tune."
+        )
+    span = (NUM_RATES - 1) / RATES_PER_DECADE
+    lowest = float(np.log10(rate)) - span / 2
+    return Candidate(name, Rescheduled(optimizer), theta, lowest)
+
+
+def _schedule(setting: Setting, num_steps: NumSteps) -> Callable[[Any], Any]:
+    total = jnp.asarray(num_steps, jnp.float32)
+
+    def schedule(step):
+        progress = jnp.minimum(jnp.asarray(step, jnp.float32) / total, 1.0)
+        decay = 1 - setting.cosine * 0.5 * (1 - jnp.cos(jnp.pi * progress))
+        return setting.learning_rate * decay
+
+    return schedule
+
+
 def setting(learning_rate: float, schedule: str = "constant") -> Setting:
     """Returns one setting."""
     cosine = SCHEDULES.index(schedule)
@@ -114,9 +199,9 @@ def setting(learning_rate: float, schedule: str = "constant") -> Setting:
     )
 
 
-def first_rates(name: str) -> Float[np.ndarray, " rates"]:
-    """Returns the learning rates that tuning begins with."""
-    return _rates(KINDS[name].lowest)
+def first_rates(candidate: Candidate) -> Float[np.ndarray, " rates"]:
+    """Learning rates that tuning begins with."""
+    return _rates(candidate.lowest)
 
 
 def further_rates(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Evaluate:
     sources: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run directories of `lopt meta-train`, or files written by `lopt export`."""
+    """Run directories of `lopt meta-train`, files written by `lopt export`, or names of
+    shipped optimizers (`lopt show` lists them)."""
     suite: str = "quick"
     """Which tasks besides those it was trained on; quick needs no download."""
     out: Path | None = None
-    """Directory for report, figures and numbers; by default beside the first source."""
+    """Directory for report, figures and numbers; by default beside the first source, or
+    runs/NAME/evaluation for a shipped optimizer."""
     num_seeds: int = 20
     """Runs of each task, none of which meta-training has seen."""
     num_tuning_seeds: int = 3
@@ -30,6 +32,12 @@ class _Evaluate:
     """Fixes the runs."""
     baselines: tuple[str, ...] = ()
     """Which to compare with besides Adam; all of them by default."""
+    tune: tuple[str, ...] = ()
+    """Optimizers with a learning rate, to tune over the grid of the baselines."""
+    ablate: tuple[Literal["untrained"], ...] = ()
+    """Also run each learned optimizer with its untrained theta."""
+    training_tasks: bool = False
+    """Also run the tasks that optimizers were trained on."""
     skip_missing: bool = False
     """Leave out tasks whose data has not been prepared."""
     cache: bool = True
@@ -59,6 +67,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     from evaluation.suites import SUITES
     from lopt.errors import UserError, find
     from lopt.folders import cache_folder
+    from lopt.pretrained import list_pretrained, resolve
     from meta_train.config import read_config
     from meta_train.progress import ProgressReport
     from meta_train.run_directory import check_writable
@@ -69,22 +78,29 @@ def evaluate(arguments: Sequence[str]) -> int:
             "`lopt evaluate` must be given a run directory or an exported file; got "
             "none. Try lopt evaluate runs/demo."
         )
-    for source in options.sources:  # before anything is written
+    sources = [s if s.is_dir() else resolve(str(s)) for s in options.sources]
+    for source in sources:  # before anything is written
         read_config(source) if source.is_dir() else lopt.read_card(source)
-    first = options.sources[0]
-    out = options.out or (first if first.is_dir() else first.parent) / "evaluation"
+    first = sources[0]
+    if first in list_pretrained().values():
+        first = Path("runs") / first.stem
+    beside = first.parent if first.suffix else first
+    out = options.out or beside / "evaluation"
     check_writable(out, flag="--out")
     with ProgressReport("evaluating", 1) as progress:
         progress.note("compiling")
         try:
             results = evaluate(
-                _files(options.sources, out),
+                _files(sources, out),
                 options.suite,
                 num_seeds=options.num_seeds,
                 num_tuning_seeds=options.num_tuning_seeds,
                 max_steps=options.max_steps,
                 seed=options.seed,
                 baselines=options.baselines or tuple(KINDS),
+                tune=options.tune,
+                ablate=options.ablate,
+                training_tasks=options.training_tasks,
                 skip_missing=options.skip_missing,
                 cache=Cache(cache_folder("evaluations") if options.cache else None),
                 on_progress=lambda done, total, text: progress.update(

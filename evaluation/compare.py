@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import lopt
 from evaluation.baselines import KINDS
@@ -14,12 +14,17 @@ from evaluation.scores import score
 from evaluation.suites import (
     SUITES,
     Case,
+    marked,
     missing_data,
     shortened,
     with_training_cases,
 )
+from lopt.base import LearnedOptimizer
 from lopt.errors import UserError, find
 from lopt.folders import cache_folder
+from meta_train.trainer import initial_theta
+
+Ablation: TypeAlias = Literal["untrained"]
 
 
 def evaluate(
@@ -31,6 +36,9 @@ def evaluate(
     max_steps: int | None = None,
     seed: int = 0,
     baselines: Sequence[str] = tuple(KINDS),
+    tune: Sequence[str] = (),
+    ablate: Sequence[Ablation] = (),
+    training_tasks: bool = False,
     skip_missing: bool = False,
     cache: Cache | None = None,
     on_progress: Callable[[int, int, str], None] = lambda done, total, text: None,
@@ -46,6 +54,11 @@ def evaluate(
         max_steps: Where longer runs end, for everybody; none if not given.
         seed: Fixes them all.
         baselines: Which, of `KINDS`; Adam is always among them.
+        tune: Contenders with a learning rate, which is then tuned over the grid and
+            schedules of the baselines.
+        ablate: "untrained" adds each learned optimizer with its initial theta.
+        training_tasks: Whether the tasks that contenders were trained on are added;
+            they do not count in the summaries.
         skip_missing: Whether tasks whose data is not there are left out.
         cache: Where results are kept between calls; a folder of the user's by default.
         on_progress: Is told how many stages are done, of how many, and which came last.
@@ -66,10 +79,16 @@ def evaluate(
         name: lopt.read_card(contender) if isinstance(contender, str | Path) else {}
         for name, contender in contenders.items()
     }
-    cases = with_training_cases(cases, list(cards.values()))
+    for kind in ablate:
+        added = find("ablation", kind, ABLATIONS)(contenders, cards)
+        contenders = {**contenders, **added}
+        cards |= {name: {"ablation": kind} for name in added}
+    if training_tasks:
+        cases = with_training_cases(cases, list(cards.values()))
+    cases = marked(cases, list(cards.values()))
     cases = cases if max_steps is None else shortened(cases, max_steps)
     cases, skipped = _with_data(cases, skip_missing=skip_missing)
-    plan = Plan(num_seeds, num_tuning_seeds, seed, tuple(baselines))
+    plan = Plan(num_seeds, num_tuning_seeds, seed, tuple(baselines), tuple(tune))
     total, count = num_stages(len(cases), len(contenders)), itertools.count(1)
     found = run(
         contenders,
@@ -81,6 +100,27 @@ def evaluate(
     results = score(found, plan, named, cards)
     results["how"] |= {"skipped": skipped, "max_steps": max_steps}
     return plain(results)
+
+
+def _untrained(
+    contenders: Mapping[str, Contender], cards: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Contender]:
+    """Learned optimizers with the theta that their meta-training began with."""
+    added: dict[str, Contender] = {}
+    for name, contender in contenders.items():
+        optimizer = None
+        if isinstance(contender, str | Path):
+            optimizer, _ = lopt.load_theta(contender)
+        elif isinstance(contender, tuple):
+            optimizer = contender[0]
+        if not isinstance(optimizer, LearnedOptimizer):
+            continue  # an optax transformation has no theta
+        seed = cards[name].get("seed", 0)
+        added[f"{name}-untrained"] = (optimizer, initial_theta(optimizer, seed))
+    return added
+
+
+ABLATIONS = {"untrained": _untrained}
 
 
 def _with_data(

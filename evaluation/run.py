@@ -13,7 +13,15 @@ import optax
 from jaxtyping import Array, Float, Key
 
 import lopt
-from evaluation.baselines import KINDS, Baseline, Fixed, Setting, setting
+from evaluation.baselines import (
+    KINDS,
+    Baseline,
+    Fixed,
+    Setting,
+    candidate,
+    setting,
+    tunable,
+)
 from evaluation.cache import Cache, name_of
 from evaluation.costs import Cost, Timer, prepare_gradient, prepare_update
 from evaluation.runs import Curves, Runs, choose
@@ -45,12 +53,14 @@ class Plan(NamedTuple):
         num_tuning_seeds: Others, on which baselines are tuned.
         seed: Fixes them all.
         baselines: Which; the reference is always among them.
+        tuned: Contenders that are tuned as the baselines are.
     """
 
     num_seeds: int = 20
     num_tuning_seeds: int = 3
     seed: int = 0
     baselines: tuple[str, ...] = tuple(KINDS)
+    tuned: tuple[str, ...] = ()
 
     def keys(self) -> Key[Array, " seeds"]:
         """Returns the keys of runs that meta-training has never seen."""
@@ -114,7 +124,7 @@ def run(
     """Trains every case with every contender and every baseline.
 
     Args:
-        contenders: Optimizers by name; none of them is tuned.
+        contenders: Optimizers by name; tuned only if the plan says so.
         cases: What they are run on.
         plan: With which seeds and against which baselines.
         cache: Where results are kept.
@@ -128,6 +138,8 @@ def run(
             f"{', '.join(taken)}. Try my-{taken[0]}."
         )
     bound = {name: bind(contender) for name, contender in contenders.items()}
+    for name in plan.tuned:  # before anything is trained
+        tunable(name, *find("optimizer", name, bound)(1))
     stop = threading.Event()
 
     def one(case: Case) -> CaseRuns:
@@ -188,12 +200,15 @@ def _run_case(
     task, num_steps = case.task, case.num_steps
     keys = plan.keys()
     methods: dict[str, Method] = {}
-    for name, (optimizer, theta) in bound.items():
+    untuned = {name: pair for name, pair in bound.items() if name not in plan.tuned}
+    for name, (optimizer, theta) in untuned.items():
         (curves,) = cache.train(task, num_steps, [_same(optimizer, theta, keys)])
         methods[name] = Method(dict.fromkeys(METRICS, curves), {})
         done(name)
-    names = list(dict.fromkeys([REFERENCE, *plan.baselines]))
-    tuned = tune(case, names, plan.tuning_keys(), cache)
+    names = dict.fromkeys([REFERENCE, *plan.baselines])
+    candidates = [candidate(name) for name in names]
+    candidates += [tunable(name, *bound[name]) for name in plan.tuned]
+    tuned = tune(case, candidates, plan.tuning_keys(), cache)
     done("tuned baselines")
     judged = cache.train(task, num_steps, [_judged(t, keys) for t in tuned])
     for t, curves in zip(tuned, judged, strict=True):
@@ -205,12 +220,15 @@ def _run_case(
             dict(zip(METRICS, parts, strict=True)),
             {metric: t.best(metric) for metric in METRICS},
         )
+    for name in plan.tuned:
+        done(name)
     done("baselines")
     rates = tuned[0].constant_rates("final")
     (curves,) = cache.train(task, LONGER * num_steps, [_longer(rates, keys)])
     losses = curves.train_loss.reshape(len(rates), -1, LONGER * num_steps)
     done(f"{REFERENCE} for longer")
-    return CaseRuns(case, methods, tuned, losses)
+    ordered = {name: methods[name] for name in (*bound, *names)}
+    return CaseRuns(case, ordered, tuned, losses)
 
 
 def _same(optimizer: LearnedOptimizer, theta: Theta, keys: Key[Array, " n"]) -> Runs:
@@ -220,11 +238,11 @@ def _same(optimizer: LearnedOptimizer, theta: Theta, keys: Key[Array, " n"]) -> 
 
 
 def _judged(tuned: Tuned, keys: Key[Array, " n"]) -> Runs:
-    """Returns runs of a baseline at its best settings, one metric after the other."""
-    optimizer = Baseline(tuned.name)
-    each = [_same(optimizer, setting(*tuned.best(metric)), keys) for metric in METRICS]
-    thetas = jax.tree.map(lambda *x: np.concatenate(x), *(g.thetas for g in each))
-    return Runs(optimizer, thetas, _repeated(keys, len(each)))
+    """Runs at the best settings, one metric after the other."""
+    best = [setting(*tuned.best(metric)) for metric in METRICS]
+    every = [np.repeat(np.stack(x), len(keys)) for x in zip(*best, strict=True)]
+    thetas = tuned.candidate.with_settings(Setting(*every))
+    return Runs(tuned.candidate.optimizer, thetas, _repeated(keys, len(best)))
 
 
 def _longer(rates: np.ndarray, keys: Key[Array, " n"]) -> Runs:

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 
 from evaluation import statistics
-from evaluation.baselines import NUM_RATES, RATES_PER_DECADE, SCHEDULES
+from evaluation.baselines import KINDS, NUM_RATES, RATES_PER_DECADE, SCHEDULES
 from evaluation.run import LONGER, REFERENCE, CaseRuns, Method, Plan
 from evaluation.statistics import Interval
+from evaluation.suites import TRAINED
 from evaluation.tuning import METRICS
 
-SCHEMA = 3
-TRAINED = "trained on"
+SCHEMA = 4
 _TARGET = 0.75
 _MOST_POINTS = 100  # of a curve
 _TAUS = np.linspace(1.0, statistics.LARGEST_TAU, 61)
@@ -35,9 +35,15 @@ def score(
     others = [i for i, c in enumerate(cases) if c["reason"] != TRAINED]
     judged = others or list(range(len(cases)))
     methods, profile = _overall([found[i] for i in judged], [cases[i] for i in judged])
+    summaries = {
+        name: _summary(name, [found[i] for i in judged], [cases[i] for i in judged])
+        for name in cards
+    }
+    kind = "tasks" if len(judged) == len(cases) else "tasks it was not trained on"
     return {
         "schema": SCHEMA,
-        "headlines": [_headline(name, methods[name], cases, judged) for name in cards],
+        "headlines": [_headline(n, s, kind, plan) for n, s in summaries.items()],
+        "summaries": summaries,
         "contenders": {name: dict(card) for name, card in cards.items()},
         "methods": methods,
         "profile": profile,
@@ -212,7 +218,7 @@ def _overall(
         each = [case["methods"][name] for case in cases]
         ups = [x["speed_up"].value for x in each]
         methods[name] = {
-            "is_baseline": bool(found[0].methods[name].settings),
+            "is_baseline": name in KINDS,
             "interquartile_mean": statistics.pooled_interquartile_mean(pooled[name]),
             "probability_of_improvement": statistics.probability_of_improvement(
                 finals[name], finals[REFERENCE]
@@ -227,24 +233,63 @@ def _overall(
     return methods, {"taus": _TAUS.tolist(), "shares": profile}
 
 
-def _headline(
-    name: str,
-    overall: Mapping[str, Any],
-    cases: Sequence[Mapping[str, Any]],
-    judged: Sequence[int],
-) -> str:
-    """Says in one sentence whether it helps."""
-    ratios = [cases[i]["methods"][name]["final_loss_ratio"] for i in judged]
-    better = sum(r.high < 1 for r in ratios)
-    worse = sum(r.low > 1 or not math.isfinite(r.value) for r in ratios)
-    seen = [c["reason"] == TRAINED for c in cases]
-    kind = "tasks it was not trained on" if any(seen) else "tasks"
+def _summary(
+    name: str, found: Sequence[CaseRuns], cases: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Counts over tasks: training loss and test metrics against tuned baselines."""
+    ratios = [case["methods"][name]["final_loss_ratio"] for case in cases]
+    means = [
+        {n: _values(m)["final_loss"].mean() for n, m in runs.methods.items()}
+        for runs in found
+    ]
+    baselines = [[x for n, x in each.items() if n in KINDS] for each in means]
+    values = [ratio.value for ratio in ratios]
+    finite = all(math.isfinite(x) and x > 0 for x in values)
+    return {
+        "num_tasks": len(cases),
+        "below_reference": sum(x < 1 for x in values),
+        "significantly_below": sum(ratio.high < 1 for ratio in ratios),
+        "significantly_above": sum(not ratio.low <= 1 for ratio in ratios),
+        "below_best_baseline": sum(
+            each[name] < min(best) for each, best in zip(means, baselines, strict=True)
+        ),
+        "num_baselines": len(baselines[0]),
+        "geometric_mean_ratio": float(np.exp(np.mean(np.log(values))))
+        if finite
+        else math.inf,
+        "test_no_worse": sum(_is_test_no_worse(runs, name) for runs in found),
+        "diverged": float(np.mean([c["methods"][name]["diverged"] for c in cases])),
+    }
+
+
+def _is_test_no_worse(runs: CaseRuns, name: str) -> bool:
+    """Whether test loss or error is not significantly above the tuned reference's.
+
+    The interval is Student's, of the difference between paired seeds.
+    """
+    ours, theirs = _values(runs.methods[name]), _values(runs.methods[REFERENCE])
+
+    def is_no_worse(metric: str) -> bool:
+        difference = statistics.mean_interval(ours[metric] - theirs[metric])
+        low = difference.value if math.isnan(difference.low) else difference.low
+        return bool(low <= 0)
+
+    return any(is_no_worse(m) for m in ("test_loss", "test_error") if m in ours)
+
+
+def _headline(name: str, summary: Mapping[str, Any], kind: str, plan: Plan) -> str:
+    """One sentence on whether the optimizer helps."""
+    num, tuned = summary["num_tasks"], "tuned" if name in plan.tuned else "untuned"
     text = (
-        f"On {len(judged)} {kind}, {name} ends with a lower loss than tuned Adam on "
-        f"{better}, with a higher one on {worse}, and even on "
-        f"{len(judged) - better - worse}; Adam at the best constant rate of every "
-        f"moment needs {overall['speed_up']:.2f} times its steps to get as far"
+        f"{name} ({tuned}) on {num} {kind}: final training loss below tuned Adam's on "
+        f"{summary['below_reference']} of {num} (significantly below on "
+        f"{summary['significantly_below']}, above on "
+        f"{summary['significantly_above']}), "
+        f"{summary['geometric_mean_ratio']:.2f} times Adam's in the geometric mean; "
+        f"below the best of {summary['num_baselines']} tuned baselines on "
+        f"{summary['below_best_baseline']}; test loss or accuracy no worse than tuned "
+        f"Adam's on {summary['test_no_worse']}"
     )
-    if overall["diverged"] > 0:
-        text += f"; {overall['diverged']:.0%} of its runs diverged"
+    if summary["diverged"] > 0:
+        text += f"; {summary['diverged']:.0%} of its runs diverged"
     return text + "."

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Key
 from evaluation.baselines import (
     RATES_PER_DECADE,
     SCHEDULES,
-    Baseline,
+    Candidate,
     Setting,
     first_rates,
     further_rates,
@@ -28,19 +28,24 @@ _MOST_ROUNDS = 4
 
 
 class Tuned(NamedTuple):
-    """What tuning a baseline on a task has shown.
+    """Result of tuning an optimizer on a task.
 
     Attributes:
-        name: Of the baseline.
+        candidate: The optimizer.
         rates: All learning rates that were tried, in order.
         losses: For each metric, the mean over seeds.
         num_rounds: 1 if the first grid was wide enough.
     """
 
-    name: str
+    candidate: Candidate
     rates: Float[np.ndarray, " rates"]
     losses: dict[Metric, Float[np.ndarray, "rates schedules"]]
     num_rounds: int
+
+    @property
+    def name(self) -> str:
+        """Name of the optimizer."""
+        return self.candidate.name
 
     def best(self, metric: Metric) -> tuple[float, str]:
         """Returns the best learning rate and schedule."""
@@ -70,29 +75,35 @@ class Tuned(NamedTuple):
 
 
 def tune(
-    case: Case, names: Sequence[str], keys: Key[Array, " seeds"], cache: Cache
+    case: Case,
+    candidates: Sequence[Candidate],
+    keys: Key[Array, " seeds"],
+    cache: Cache,
 ) -> list[Tuned]:
-    """Tries every baseline at every learning rate with every schedule."""
-    rates = {name: [first_rates(name)] for name in names}
-    curves: dict[str, list[Curves]] = {name: [] for name in names}
-    waiting, found = list(names), {}
+    """Runs every candidate at every learning rate with every schedule."""
+    named = {candidate.name: candidate for candidate in candidates}
+    rates = {name: [first_rates(named[name])] for name in named}
+    curves: dict[str, list[Curves]] = {name: [] for name in named}
+    waiting, found = list(named), {}
     for num_rounds in range(1, _MOST_ROUNDS + 1):
-        groups = [_grid(name, rates[name][-1], keys) for name in waiting]
+        groups = [_grid(named[name], rates[name][-1], keys) for name in waiting]
         for name, new in zip(
             waiting, cache.train(case.task, case.num_steps, groups), strict=True
         ):
             curves[name].append(new)
-            found[name] = _tuned(name, rates[name], curves[name], len(keys), num_rounds)
+            found[name] = _tuned(
+                named[name], rates[name], curves[name], len(keys), num_rounds
+            )
         waiting = [name for name in waiting if found[name].edges()]
         for name in waiting:
             above = found[name].edges()[-1]
             rates[name].append(further_rates(found[name].rates, above=above))
         if not waiting:
             break
-    return [found[name] for name in names]
+    return [found[name] for name in named]
 
 
-def _grid(name: str, rates: np.ndarray, keys: Key[Array, " seeds"]) -> Runs:
+def _grid(candidate: Candidate, rates: np.ndarray, keys: Key[Array, " seeds"]) -> Runs:
     """Returns a run for each learning rate, schedule and seed, the seed last."""
     shape = (len(rates), len(SCHEDULES), len(keys))
     spread = lambda x, axis: np.broadcast_to(
@@ -103,11 +114,11 @@ def _grid(name: str, rates: np.ndarray, keys: Key[Array, " seeds"]) -> Runs:
         spread(np.arange(len(SCHEDULES)), 1).astype(np.float32),
     )
     every = choose(keys, spread(np.arange(len(keys)), 2))
-    return Runs(Baseline(name), settings, every)
+    return Runs(candidate.optimizer, candidate.with_settings(settings), every)
 
 
 def _tuned(
-    name: str,
+    candidate: Candidate,
     rates: Sequence[np.ndarray],
     curves: Sequence[Curves],
     num_seeds: int,
@@ -120,4 +131,4 @@ def _tuned(
         each = np.concatenate([values(c.train_loss) for c in curves])
         by_rate = each.reshape(len(every), len(SCHEDULES), num_seeds)
         losses[metric] = by_rate.mean(axis=2)[order]
-    return Tuned(name, every[order], losses, num_rounds)
+    return Tuned(candidate, every[order], losses, num_rounds)

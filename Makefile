@@ -14,8 +14,8 @@ RUN ?= runs/demo
 .PHONY: demo test lint test-fast test-slow benchmark clean
 
 demo: $(VENV)/.installed
-	$(BIN)/lopt meta-train digits-mlp --run-dir $(RUN)
-	$(BIN)/lopt evaluate $(RUN) --suite quick
+	$(BIN)/lopt meta-train demo --run-dir $(RUN)
+	$(BIN)/lopt evaluate $(RUN) general-1 --suite quick
 
 test: lint test-fast
 

@@ -150,7 +150,7 @@ class Candidate(NamedTuple):
     theta: Theta
     lowest: float
 
-    def with_settings(self, settings: Setting) -> Theta:
+    def with_settings(self, settings: Setting) -> Any:
         """Theta for each of several settings, along the leading axis."""
         if isinstance(self.optimizer, Baseline):
             return settings

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import lopt
 from evaluation.baselines import KINDS
@@ -24,8 +24,6 @@ from lopt.errors import UserError, find
 from lopt.folders import cache_folder
 from meta_train.trainer import initial_theta
 
-Ablation: TypeAlias = Literal["untrained"]
-
 
 def evaluate(
     contenders: Mapping[str, Contender],
@@ -37,7 +35,7 @@ def evaluate(
     seed: int = 0,
     baselines: Sequence[str] = tuple(KINDS),
     tune: Sequence[str] = (),
-    ablate: Sequence[Ablation] = (),
+    ablate: Sequence[str] = (),
     training_tasks: bool = False,
     skip_missing: bool = False,
     cache: Cache | None = None,

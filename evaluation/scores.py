@@ -251,7 +251,8 @@ def _summary(
         "significantly_below": sum(ratio.high < 1 for ratio in ratios),
         "significantly_above": sum(not ratio.low <= 1 for ratio in ratios),
         "below_best_baseline": sum(
-            each[name] < min(best) for each, best in zip(means, baselines, strict=True)
+            bool(each[name] < min(best))
+            for each, best in zip(means, baselines, strict=True)
         ),
         "num_baselines": len(baselines[0]),
         "geometric_mean_ratio": float(np.exp(np.mean(np.log(values))))

@@ -121,7 +121,7 @@ def with_training_cases(
     suite: Sequence[Case], cards: Sequence[Mapping[str, Any]]
 ) -> tuple[Case, ...]:
     """Puts the tasks that optimizers were trained on before the others of a suite."""
-    trained = _trained_on(cards)
+    trained = list(dict.fromkeys(_trained_on(cards)))
     names = unique_names([each.task for each in trained])
     new: dict[tuple[Family, int], Case] = {}
     for name, (task, _, num_steps) in zip(names, trained, strict=True):

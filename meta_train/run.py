@@ -226,7 +226,9 @@ def _loop(
         for name, value in jax.device_get(metrics).items():
             totals[name].append((num, float(value)))
         if not seconds_per_update:
-            progress.resume(step)  # the first call compiles, and says nothing of the rest
+            progress.resume(
+                step
+            )  # the first call compiles, and says nothing of the rest
         seconds_per_update = (time.monotonic() - called) / num
         step += num
 

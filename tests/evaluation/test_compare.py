@@ -1,8 +1,10 @@
 """An evaluation from end to end: what goes in, what is said, what is left behind."""
 
 import csv
+import html
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -14,9 +16,16 @@ from evaluation.cache import Cache
 from evaluation.cli import evaluate as evaluate_command
 from evaluation.cli import report as report_command
 from evaluation.runs import Curves
-from evaluation.suites import SUITES, Case, missing_data, with_training_cases
+from evaluation.suites import (
+    SUITES,
+    Case,
+    marked,
+    missing_data,
+    with_training_cases,
+)
 from lopt.describe import to_dict
 from lopt.errors import UserError
+from lopt.normalized_mlp import NormalizedMLP
 from lopt.schedules import ScheduledSGD
 from tasks.mlp import MLP
 from tasks.quadratic import RandomQuadratic
@@ -180,7 +189,8 @@ def test_what_it_leaves_behind(results, tmp_path):
     assert float(mine["final_loss"]) == expected["final_loss"]["value"]
     assert float(mine["speed_up_low"]) == expected["speed_up"]["low"]
     page = (tmp_path / "report.html").read_text()
-    for text in (*results["headlines"], "Performance profile", "How it was run"):
+    headlines = [html.escape(text) for text in results["headlines"]]
+    for text in (*headlines, "Performance profile", "How it was run"):
         assert text in page
     assert "http" not in page.split("base64")[0]  # it asks nobody for anything
     for kind in ("svg", "png"):
@@ -189,7 +199,7 @@ def test_what_it_leaves_behind(results, tmp_path):
 
 def test_results_of_another_version_are_refused_in_a_sentence(tmp_path, results):
     (tmp_path / "results.json").write_text(json.dumps({**results, "schema": 1}))
-    with pytest.raises(UserError, match="its schema is 1, and this version reads 3"):
+    with pytest.raises(UserError, match="its schema is 1, and this version reads 4"):
         report.read(tmp_path)
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
@@ -236,19 +246,89 @@ def test_runs_can_be_cut_short(kept):
 def test_the_training_tasks_come_first_and_once():
     task = ZOO["digits-mlp"].problem
     card = {"tasks": [to_dict(task), {"type": "Mine"}, "?"], "horizons": [200, 200]}
-    cases = with_training_cases(SUITES["quick"], [card, card])
+    cases = with_training_cases(SUITES["architecture"], [card, card])
     assert cases[0] == ("digits-mlp", task, 200, "trained on")
-    assert len(cases) == len(SUITES["quick"])
+    assert len(cases) == len(SUITES["architecture"])
 
 
-def test_suites_leave_what_was_trained_on():
-    reasons = {case.reason for case in SUITES["quick"]}
-    assert {"wider", "deeper", "dataset", "longer"} <= reasons
+def test_cases_within_the_horizons_of_training_are_marked():
+    card = {"tasks": [to_dict(MLP())], "horizons": [100, 400]}
+    reasons = [case.reason for case in marked(SUITES["horizon"], [card])]
+    assert reasons == ["horizon 40", "trained on", "horizon 1000", "horizon 4000"]
+
+
+def test_suites_have_no_task_that_is_there_to_train_or_to_validate_on():
     held_out = {name for name, entry in ZOO.items() if entry.use == "held out"}
     assert {case.name for case in SUITES["heldout"]} <= held_out
+    assert {case.name for case in SUITES["quick"]} <= held_out
+    assert len(SUITES["heldout"]) >= 12
+    kinds = {type(case.task).__name__ for case in SUITES["quick"]}
+    assert {"ConvNet", "VariationalAutoencoder", "RecurrentLM", "MLP"} <= kinds
+    assert not missing_data(SUITES["quick"])
     for axis in ("width", "depth", "horizon", "batch", "architecture", "dataset"):
         assert len(SUITES[axis]) >= 4
         assert not missing_data(SUITES[axis])
+
+
+def test_summaries_count_tasks_over_training_and_test_loss(results):
+    mine, wild = (results["summaries"][name] for name in ("mine", "wild"))
+    ratios = [c["methods"]["mine"]["final_loss_ratio"] for c in results["cases"]]
+    assert mine["num_tasks"] == 2
+    assert mine["below_reference"] == sum(r["value"] < 1 for r in ratios)
+    assert mine["significantly_above"] == sum(r["low"] > 1 for r in ratios)
+    values = [r["value"] for r in ratios]
+    np.testing.assert_allclose(mine["geometric_mean_ratio"], np.sqrt(np.prod(values)))
+    finals = [
+        {n: m["final_loss"]["value"] for n, m in c["methods"].items()}
+        for c in results["cases"]
+    ]
+    below = sum(f["mine"] < min(f["adam"], f["sgd"]) for f in finals)
+    assert mine["below_best_baseline"] == below
+    assert wild["geometric_mean_ratio"] is None
+    assert (wild["below_reference"], wild["test_no_worse"]) == (0, 0)
+    assert wild["significantly_above"] == 2
+    assert "mine (untuned) on 2 tasks" in results["headlines"][0]
+
+
+def test_the_untrained_theta_is_a_row_of_its_own(kept, tmp_path):
+    optimizer, path = ScheduledSGD(), tmp_path / "mine.safetensors"
+    lopt.save(path, optimizer, jnp.log(jnp.full(2, 0.05)), {"seed": 3})
+    found = evaluate({"mine": path}, CASES[:1], ablate=["untrained"], cache=kept, **FEW)
+    again = evaluate(
+        {"first": (optimizer, optimizer.init_theta(jax.random.key(0)))},
+        CASES[:1],
+        cache=kept,
+        **FEW,
+    )
+    loss = lambda results, name: results["cases"][0]["methods"][name]["final_loss"]
+    # The initial theta of this optimizer does not depend on the seed.
+    assert loss(found, "mine-untrained") == loss(again, "first")
+    assert list(found["summaries"]) == ["mine", "mine-untrained"]
+    with pytest.raises(UserError, match="no ablation 'random'"):
+        evaluate({"mine": path}, CASES[:1], ablate=["random"], cache=kept, **FEW)
+
+
+def test_a_learning_rate_is_tuned_only_if_there_is_one(kept, key):
+    normalized = NormalizedMLP(width=2, learning_rate=1e-4)
+    contenders = {
+        "mine": (normalized, normalized.init_theta(key)),
+        "schedule": (ScheduledSGD(), jnp.log(jnp.full(2, 0.05))),
+    }
+    few = {**FEW, "num_seeds": 3, "num_tuning_seeds": 1, "cache": kept}
+    found = evaluate(contenders, CASES[:1], tune=["mine"], **few)
+    case = found["cases"][0]
+    rate, schedule = case["methods"]["mine"]["settings"]["final"]
+    assert rate > 1e-3  # steps of 1e-4 get nowhere in 40 steps
+    assert schedule in ("constant", "cosine")
+    assert not found["methods"]["mine"]["is_baseline"]
+    assert "mine (tuned)" in found["headlines"][0]
+    plain = evaluate(contenders, CASES[:1], **few)["cases"][0]["methods"]["mine"]
+    tuned = case["methods"]["mine"]["final_loss"]["value"]
+    assert tuned < 0.5 * plain["final_loss"]["value"]
+    with pytest.raises(UserError, match=r"schedule is a ScheduledSGD, which has none"):
+        evaluate(contenders, CASES[:1], tune=["schedule"], **few)
+    with pytest.raises(UserError, match=r"Did you mean 'mine'"):
+        evaluate(contenders, CASES[:1], tune=["min"], **few)
 
 
 def test_several_files_are_put_side_by_side(tmp_path, monkeypatch, capsys, key):

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lopt.base import Theta
 from lopt.features import decayed, mean_square, zeros_like
 from lopt.normalized_mlp import orthogonalized
-from lopt.tensors import Clock, Tensor, TensorOptimizer
+from lopt.tensors import Clock, Tensor, TensorOptimizer, group, stack, unstack
 
 FEATURES = (
     "progress",
@@ -164,7 +164,7 @@ class LearnedMuon(TensorOptimizer):
     ) -> tuple[list[tuple[Array, Moments]], Scales]:
         if not tensors:
             return [], shared
-        groups = _group(tensors)
+        groups = group(tensors, lambda t: (t.grad.shape, _kind(t)))
         order = [i for members in groups.values() for i in members]
         places = np.asarray([tensors[i].place for i in order])
         scales = _split(jax.tree.map(lambda x: x[places], shared), groups)
@@ -186,7 +186,7 @@ class LearnedMuon(TensorOptimizer):
             groups, groups.values(), observed, _split(control, groups), strict=True
         ):
             steps = _step_group(kind, seen, part, clock.count)
-            results |= zip(members, _unstack((steps, seen.moments)), strict=True)
+            results |= zip(members, unstack((steps, seen.moments)), strict=True)
         put = lambda old, new: old.at[places].set(new)
         shared = jax.tree.map(put, shared, scales)
         return [results[i] for i in range(len(tensors))], shared
@@ -232,26 +232,12 @@ def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return min(reversed(splits[1:]), key=lambda s: max(s) / max(min(s), 1))
 
 
-def _group(tensors: Sequence[Tensor]) -> dict[tuple[Any, Kind], list[int]]:
-    """Indices of the tensors of each shape and kind, which are updated together."""
-    groups: dict[tuple[Any, Kind], list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        groups.setdefault((tensor.grad.shape, _kind(tensor)), []).append(i)
-    return groups
-
-
 def _split(tree: Any, groups: dict[Any, list[int]]) -> list[Any]:
     """Cuts arrays along the first axis into one part per group."""
     ends = np.cumsum([len(members) for members in groups.values()])[:-1]
     parts = [jnp.split(x, ends) for x in jax.tree.leaves(tree)]
     structure = jax.tree.structure(tree)
     return [structure.unflatten(part) for part in zip(*parts, strict=True)]
-
-
-def _unstack(tree: Any) -> list[Any]:
-    leaves, structure = jax.tree.flatten(tree)
-    each = zip(*[jnp.unstack(leaf) for leaf in leaves], strict=True)
-    return [structure.unflatten(part) for part in each]
 
 
 def _all_features(
@@ -281,8 +267,7 @@ def _observe_group(
     optimizer: LearnedMuon, tensors: Sequence[Tensor], scales: Scales, count: Array
 ) -> _Observed:
     """Updates the accumulators of tensors of one shape, stacked."""
-    arrays = [(t.grad, t.param, t.state) for t in tensors]
-    grads, params, states = jax.tree.map(lambda *x: jnp.stack(x), *arrays)
+    grads, params, states = stack([(t.grad, t.param, t.state) for t in tensors])
 
     def observe(grad, param, state, scales):
         now = count.astype(jnp.float32)

@@ -2,7 +2,7 @@
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import jax
@@ -216,6 +216,28 @@ class PerTensorOptimizer(TensorOptimizer):
         self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
         return [self.update_tensor(theta, tensor, clock) for tensor in tensors], ()
+
+
+def group(
+    tensors: Sequence[Tensor], key: Callable[[Tensor], Any]
+) -> dict[Any, list[int]]:
+    """Indices of the tensors with each value of `key`, in order."""
+    groups: dict[Any, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(key(tensor), []).append(i)
+    return groups
+
+
+def stack(trees: Sequence[Any]) -> Any:
+    """Stacks the leaves of trees along a new first axis."""
+    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
+
+
+def unstack(tree: Any) -> list[Any]:
+    """Inverts `stack`."""
+    leaves, structure = jax.tree.flatten(tree)
+    each = zip(*[jnp.unstack(leaf) for leaf in leaves], strict=True)
+    return [structure.unflatten(part) for part in each]
 
 
 def _automatic(update_tensors: Any, tensors: Sequence[Tensor], shared: Any) -> Any:

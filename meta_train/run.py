@@ -188,6 +188,11 @@ def _loop(
     evaluated: dict[str, float] = {}
     progress.note("compiling")
     progress.resume(step)
+    if step == 0 and config.evaluate_every_steps:
+        # The untrained theta: the first point of every curve, and the one to beat.
+        state, evaluated = evaluate(state)
+        if log is not None:
+            log.write(0, evaluated)
     while True:
         if step >= plan.until:
             stretch = int(_SECONDS_BETWEEN_PLANS / (seconds_per_update or math.inf))

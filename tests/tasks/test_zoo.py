@@ -31,6 +31,24 @@ SLOW = {
     "cifar10-mlp",
     "cifar10-resnet",
     "cifar10-myrtle",
+    # Other sizes of what is above.
+    "digits-mlp-batches",
+    "digits-mlp-deep-tanh",
+    "digits-classes-scaled",
+    "digits-autoencoder-batches",
+    "wine-mlp-deep",
+    "diabetes-mlp-batches",
+    "letters-lstm-small",
+    "letters-attention",
+    "digits-mlp-gelu",
+    "digits-conv-tanh",
+    "wine-autoencoder",
+    "diabetes-mlp-deep",
+    "characters-lstm",
+    "characters-transformer",
+    "fashion-conv-small",
+    "cifar10-resnet-small",
+    "cifar10-myrtle-small",
 }
 
 

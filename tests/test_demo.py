@@ -1,4 +1,4 @@
-"""The claim of the README's first command."""
+"""The claim of the README's demo: untuned, ahead of tuned Adam on held-out tasks."""
 
 import json
 
@@ -6,18 +6,16 @@ import pytest
 
 
 @pytest.mark.slow
-def test_the_demo_beats_tuned_adam_on_unseen_seeds(lopt_command, tmp_path):
+def test_the_demo_is_ahead_of_tuned_adam_on_held_out_tasks(lopt_command, tmp_path):
     trained = lopt_command(
-        "meta-train", "digits-mlp", "--run-dir=run", "--wandb=off", timeout=1200
+        "meta-train", "demo", "--run-dir=run", "--wandb=off", timeout=1200
     )
     assert trained.returncode == 0, trained.stderr
-    evaluated = lopt_command("evaluate", "run", "--out=out", timeout=1200)
+    evaluated = lopt_command("evaluate", "run", "general-1", "--out=out", timeout=1800)
     assert evaluated.returncode == 0, evaluated.stderr
     results = json.loads((tmp_path / "out" / "results.json").read_text())
-    case = results["cases"][0]
-    assert (case["name"], case["reason"]) == ("digits-mlp", "trained on")
-    assert results["how"]["num_seeds"] == 20
-    demo = case["methods"]["run"]
-    assert demo["mean_loss_ratio"]["value"] <= 0.9
-    assert demo["final_loss_ratio"]["high"] < 1
-    assert demo["speed_up"]["low"] > 1
+    assert len(results["how"]["judged_on"]) == 5
+    for name in ("run", "general-1"):
+        summary = results["summaries"][name]
+        assert summary["below_reference"] >= 4
+        assert summary["diverged"] == 0

@@ -56,7 +56,7 @@ def test_metrics_name_the_tasks(finished):
     _, lines = finished
     assert {f"loss/{name}" for name in TASKS} <= set(lines[-1])
     evaluated = [line for line in lines if "meta_loss" in line]
-    assert [line["step"] for line in evaluated] == [4, 8, 12]
+    assert [line["step"] for line in evaluated] == [0, 4, 8, 12]
     assert {f"meta_loss/{name}" for name in TASKS} <= set(evaluated[0])
     names = {f"validation_loss/{name}" for name in ("quadratics", "toy-regression")}
     assert names <= set(evaluated[0])

@@ -93,7 +93,7 @@ def test_a_run_directory_holds_what_the_readme_says(whole_run):
     }
     lines = metric_lines(whole_run)
     assert [line["step"] for line in lines] == sorted(
-        {*range(100, 3001, 100), *range(250, 3001, 250)}
+        {0, *range(100, 3001, 100), *range(250, 3001, 250)}
     )
     assert {
         "loss",
@@ -102,7 +102,8 @@ def test_a_run_directory_holds_what_the_readme_says(whole_run):
         "signal_to_noise",
         "num_nonfinite",
         "inner_steps_per_second",
-    } <= set(lines[0])
+    } <= set(lines[1])
+    assert "meta_loss" in lines[0]  # of the untrained theta
     assert "meta_loss" in next(line for line in lines if line["step"] == 250)
     card = lopt.read_card(whole_run / "optimizer.safetensors")
     assert card["num_outer_steps"] == 3000
@@ -120,7 +121,7 @@ def test_a_killed_run_resumes_to_bitwise_the_same_theta(
     assert resumed.returncode == 0, resumed.stderr
     assert "Resumed from the checkpoint at step" in resumed.stdout
     assert theta_bytes(run_dir) == theta_bytes(whole_run)
-    keep = lambda lines: [(x["step"], x["loss"], x["grad_norm"]) for x in lines]
+    keep = lambda lines: [(x["step"], x["loss"], x["grad_norm"]) for x in lines[1:]]
     np.testing.assert_allclose(
         keep(metric_lines(run_dir)), keep(metric_lines(whole_run)), rtol=1e-5
     )
@@ -323,8 +324,8 @@ def test_one_device_and_four_agree(whole_run, tmp_path, lopt_command):
     run_dir = tmp_path / "four"
     four = lopt_command(*RUN, "--run-dir", run_dir, JAX_NUM_CPU_DEVICES="4")
     assert four.returncode == 0, four.stderr
-    one = metric_lines(whole_run)[0]
-    other = metric_lines(run_dir)[0]
+    one = metric_lines(whole_run)[1]
+    other = metric_lines(run_dir)[1]
     for name in ("loss", "grad_norm", "accumulator_norm"):
         np.testing.assert_allclose(one[name], other[name], rtol=1e-5)
 

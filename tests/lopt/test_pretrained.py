@@ -1,0 +1,120 @@
+"""Shipped optimizers: found by name, sound, and with knobs."""
+
+import warnings
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import lopt
+from lopt.pretrained import resolve
+
+NAMES = list(lopt.list_pretrained())
+every_name = pytest.mark.parametrize("name", NAMES)
+
+
+def updates_of(tx, params, num_steps=1):
+    state, updates = tx.init(params), None
+    for _ in range(num_steps):
+        updates, state = tx.update(params, state, params, value=jnp.float32(1.0))
+    return updates
+
+
+PARAMS = {"kernel": jnp.linspace(-1.0, 2.0, 6).reshape(2, 3), "bias": jnp.ones(3)}
+
+
+@every_name
+def test_a_shipped_optimizer_loads_and_trains_without_any_path(name):
+    assert lopt.list_pretrained()[name].is_file()
+    card = lopt.read_card(name)
+    tx = lopt.load(name, num_steps=card["horizons"][1])
+    loss = lambda params: sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+
+    @jax.jit
+    def step(carry, _):
+        params, state = carry
+        value, grads = jax.value_and_grad(loss)(params)
+        updates, state = tx.update(grads, state, params, value=value)
+        return (optax.apply_updates(params, updates), state), value
+
+    carry = PARAMS, tx.init(PARAMS)
+    (params, _), _ = jax.lax.scan(step, carry, length=card["horizons"][1])
+    assert loss(params) < 1e-3 * loss(PARAMS)
+
+
+@every_name
+def test_the_card_of_a_shipped_optimizer_has_what_a_user_needs(name):
+    card = lopt.read_card(name)
+    for entry in ("tasks", "task_names", "horizons", "validation_tasks", "seed"):
+        assert card[entry] is not None
+    assert set(card["task_names"]).isdisjoint(card["validation_tasks"])
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_the_list():
+    with pytest.raises(
+        lopt.UserError, match=r"Did you mean 'general-1'\? Shipped: gen"
+    ):
+        lopt.load("genral-1", num_steps=10)
+    with pytest.raises(lopt.UserError, match=r"got 'xyz'\. Shipped: general-1"):
+        lopt.load("xyz", num_steps=10)
+    # With a suffix or a directory it is a file.
+    with pytest.raises(lopt.UserError, match="must be a file written by"):
+        lopt.load("general-1.safetensors", num_steps=10)
+
+
+def test_a_file_comes_before_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve("general-1") == lopt.list_pretrained()["general-1"]
+    (tmp_path / "general-1").write_bytes(b"")
+    assert resolve("general-1").resolve() == tmp_path / "general-1"
+
+
+def test_horizons_outside_those_of_training_are_warned_of():
+    shortest, longest = lopt.read_card("general-1")["horizons"]
+    for num_steps in (shortest // 2 - 1, 100 * longest):
+        with pytest.warns(UserWarning, match=rf"for runs of {shortest} to {longest}"):
+            lopt.load("general-1", num_steps=num_steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lopt.load("general-1", num_steps=longest)
+
+
+@pytest.mark.parametrize("num_steps", [None, 0, -3, float("nan")])
+def test_the_number_of_steps_must_be_given_and_positive(num_steps):
+    with pytest.raises(lopt.UserError, match=r"`num_steps` must be .*Try"):
+        lopt.load("general-1", num_steps)
+
+
+def test_the_learning_rate_scale_scales_updates():
+    plain = updates_of(lopt.load("general-1", 100), PARAMS)
+    half = updates_of(lopt.load("general-1", 100, learning_rate_scale=0.5), PARAMS)
+    chex.assert_trees_all_close(half, jax.tree.map(lambda x: 0.5 * x, plain))
+
+
+def test_weight_decay_shrinks_matrices_and_is_annealed():
+    plain = lopt.load("general-1", 100)
+    decayed = lopt.load("general-1", 100, weight_decay=0.01)
+    for num_steps in (1, 51):
+        one = updates_of(plain, PARAMS, num_steps)
+        other = updates_of(decayed, PARAMS, num_steps)
+        left = 1 - (num_steps - 1) / 100
+        expected = -0.01 * left * np.asarray(PARAMS["kernel"])
+        found = np.asarray(other["kernel"] - one["kernel"])
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        np.testing.assert_array_equal(other["bias"], one["bias"])
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"learning_rate_scale": 0.0},
+        {"learning_rate_scale": -1.0},
+        {"weight_decay": 1.0},
+    ],
+)
+def test_knobs_out_of_range_are_refused(knobs):
+    with pytest.raises(lopt.UserError, match=rf"`{next(iter(knobs))}` must be"):
+        lopt.load("general-1", 100, **knobs)

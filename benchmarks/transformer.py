@@ -9,6 +9,7 @@ in one process; CPU time is of all threads. Temporaries are XLA's own estimate.
 
 import argparse
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +83,7 @@ def _measure(tx, params) -> tuple[float, float, float, float, float]:
         start, cpu = time.perf_counter(), time.process_time()
         jax.block_until_ready(compiled(grads, state, params))
         times.append((time.perf_counter() - start, time.process_time() - cpu))
-    memory = compiled.memory_analysis()
+    memory: Any = compiled.memory_analysis()
     num_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
     step_s, cpu_s = (min(column) for column in zip(*times, strict=True))
     return compile_s, step_s, cpu_s, memory.temp_size_in_bytes, num_bytes

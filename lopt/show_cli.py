@@ -51,7 +51,8 @@ def show(arguments: Sequence[str]) -> int:
     console = Console()
     console.print(Text(str(path), style="bold"), soft_wrap=True)
     console.print(table)
-    how = f"lopt.load({str(options.path)!r}, num_steps=...)"
+    source = path if is_run else options.path
+    how = f"lopt.load({str(source)!r}, num_steps=...)"
     console.print(Text(f"An optax optimizer in Python: {how}"), soft_wrap=True)
     return 0
 

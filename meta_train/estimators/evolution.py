@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,8 @@ from meta_train.estimators.population import (
 )
 from tasks.base import Data, State, Theta, UnrolledSystem
 
+Normalization: TypeAlias = Literal["none", "loss", "estimate"]
+
 
 @dataclass(frozen=True)
 class PairEstimator(PopulationEstimator):
@@ -37,10 +39,11 @@ class PairEstimator(PopulationEstimator):
     """Antithetic pairs in the population; twice as many particles."""
     std: float = 0.01
     """Standard deviation of the perturbations of theta."""
-    normalize: bool = False
-    """Whether estimates are divided by the standard deviation of the losses of all
-    particles, as policies are often trained: the step no longer depends on the unit of
-    the reward, and the estimate is the gradient's direction only."""
+    normalize: Normalization = "none"
+    """Divide the estimate by the standard deviation of the losses of all particles, as
+    in augmented random search, or by the RMS norm of the estimates of the pairs, so
+    that every task of a mixture contributes the same amount of noise. Either makes the
+    estimate independent of the scale of the loss, and keeps its direction only."""
 
     def __post_init__(self):
         check_at_least_one("num_pairs", self.num_pairs)
@@ -85,11 +88,17 @@ class PairEstimator(PopulationEstimator):
             one_by_one=sharding.prefer_one_by_one(state),
             deterministic=self.deterministic,
         )
-        if self.normalize:
-            spread = jnp.maximum(estimate.diagnostics["loss_std"], 1e-8)
-            scaled = jax.tree.map(lambda g: g / spread, estimate.grad)
+        if self.is_normalized:
+            name = {"loss": "loss_std", "estimate": "member_norm"}[self.normalize]
+            scale = jnp.maximum(estimate.diagnostics[name], 1e-8)
+            scaled = jax.tree.map(lambda g: g / scale, estimate.grad)
             estimate = estimate.replace(grad=scaled)
         return estimate, state
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether the estimate is a direction only, which is biased."""
+        return self.normalize != "none"
 
 
 def check_std(std: float) -> None:

@@ -18,7 +18,7 @@ class FullES(PairEstimator):
     @property
     @override
     def is_unbiased(self):
-        return not self.normalize
+        return not self.is_normalized
 
     @property
     @override

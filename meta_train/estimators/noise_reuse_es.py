@@ -30,7 +30,7 @@ class NoiseReuseES(PairEstimator):
     @property
     @override
     def is_unbiased(self):
-        return not self.normalize
+        return not self.is_normalized
 
     @override
     def init_member(self, system, data, theta, end, key):

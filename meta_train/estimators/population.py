@@ -170,6 +170,7 @@ def average(samples: Sample) -> Estimate:
         # |mean|^2 over the variance of the mean: about 1 when all is noise.
         "signal_to_noise": jnp.where(variance > 0, squared_norm / variance, 0.0),
         "num_nonfinite": num * diverged,
+        "member_norm": jnp.sqrt(second_moment),
         "accumulator_norm": jnp.sqrt(accumulator),
     }
     return Estimate(grad=grad, loss=loss, diagnostics=diagnostics)

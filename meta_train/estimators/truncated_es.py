@@ -22,7 +22,7 @@ class TruncatedES(PairEstimator):
     @property
     @override
     def is_unbiased(self):
-        return self.truncation.is_whole and not self.normalize
+        return self.truncation.is_whole and not self.is_normalized
 
     @override
     def init_member(self, system, data, theta, end, key):

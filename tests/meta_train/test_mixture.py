@@ -28,7 +28,7 @@ def make_config(run_dir, **fields):
     systems = [InnerTraining(ZOO[name].problem, ScheduledSGD(0.1)) for name in TASKS]
     default = {
         "systems": tuple(systems),
-        "estimator": PES(Truncation(5, 20), num_pairs=4, std=0.1, normalize=True),
+        "estimator": PES(Truncation(5, 20), num_pairs=4, std=0.1, normalize="estimate"),
         "outer_optimizer": OuterAdam(0.05),
         "objective": "late-log",
         "systems_per_update": 2,

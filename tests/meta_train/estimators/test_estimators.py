@@ -341,8 +341,11 @@ def test_analytic_pes_has_far_less_variance_on_text(key):
     assert variances[0] > 5 * variances[1]
 
 
+@pytest.mark.parametrize("normalize", ["loss", "estimate"])
 @pytest.mark.parametrize("name", ["PES", "FullES"])
-def test_normalised_estimates_do_not_depend_on_the_unit_of_the_loss(name, key):
+def test_normalised_estimates_do_not_depend_on_the_unit_of_the_loss(
+    name, normalize, key
+):
     @dataclasses.dataclass(frozen=True)
     class Scaled(InfluenceBalancing):
         factor: float = 1.0
@@ -352,7 +355,7 @@ def test_normalised_estimates_do_not_depend_on_the_unit_of_the_loss(name, key):
             return state, self.factor * loss
 
     windows = Truncation(length=5, horizon=20)
-    estimator = ESTIMATORS[name](windows, num_pairs=8, std=0.1, normalize=True)
+    estimator = ESTIMATORS[name](windows, num_pairs=8, std=0.1, normalize=normalize)
     assert not estimator.is_unbiased
     theta = jnp.asarray(0.5)
     grads = []
@@ -363,8 +366,9 @@ def test_normalised_estimates_do_not_depend_on_the_unit_of_the_loss(name, key):
         grads.append(estimate.grad)
     assert grads[0] != 0
     np.testing.assert_allclose(*grads, rtol=1e-4)
-    plain = dataclasses.replace(estimator, normalize=False)
+    plain = dataclasses.replace(estimator, normalize="none")
     state = plain.init(Scaled(), (), theta, key)
     estimate, _ = plain.update(Scaled(), (), theta, state, key)
-    spread = estimate.diagnostics["loss_std"]
+    names = {"loss": "loss_std", "estimate": "member_norm"}
+    spread = estimate.diagnostics[names[normalize]]
     np.testing.assert_allclose(estimate.grad / spread, grads[0], rtol=1e-4)

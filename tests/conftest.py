@@ -42,6 +42,13 @@ def _fresh_trace_counts():
     chex.clear_trace_counter()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _forget_programs():
+    """Frees the programs of a module: a process can map only so many."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def key():
     return jax.random.key(0)

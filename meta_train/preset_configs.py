@@ -105,7 +105,7 @@ CONFIGS: dict[str, MetaTrainConfig] = {
             "wine-mlp-deep",
             "diabetes-mlp-batches",
             "letters-lstm-small",
-            "letters-attention",
+            "characters-attention",
             "diabetes-linear",
             "quadratics",
         ),

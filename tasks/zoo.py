@@ -108,10 +108,10 @@ ZOO: dict[str, Entry] = {
     "letters-lstm-small": Entry(
         RecurrentLM(width=16, length=16, batch_size=8), "train", "16-unit LSTM."
     ),
-    "letters-attention": Entry(
-        TransformerLM(width=16, length=16, batch_size=8),
+    "characters-attention": Entry(
+        TransformerLM(unit="character", width=16, length=16, batch_size=8),
         "train",
-        "One layer of attention on letters.",
+        "One layer of attention on characters.",
     ),
     # Neither trained on nor held out: they select the checkpoint to export.
     "digits-mlp-gelu": Entry(

@@ -39,7 +39,7 @@ SLOW = {
     "wine-mlp-deep",
     "diabetes-mlp-batches",
     "letters-lstm-small",
-    "letters-attention",
+    "characters-attention",
     "digits-mlp-gelu",
     "digits-conv-tanh",
     "wine-autoencoder",
@@ -115,7 +115,8 @@ def test_nothing_is_both_trained_on_and_held_out():
         while hasattr(problem, "task"):
             problem = problem.task
         data = getattr(problem, "dataset", None) or getattr(problem, "text", None)
-        return type(problem).__name__, getattr(problem, "cell", None), data
+        more = (getattr(problem, name, None) for name in ("cell", "unit"))
+        return type(problem).__name__, *more, data
 
     uses = {}
     for entry in ZOO.values():

@@ -124,7 +124,7 @@ def run(
     """Trains every case with every contender and every baseline.
 
     Args:
-        contenders: Optimizers by name; tuned only if the plan says so.
+        contenders: Optimizers by name; those in `plan.tuned` are tuned.
         cases: What they are run on.
         plan: With which seeds and against which baselines.
         cache: Where results are kept.

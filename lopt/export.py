@@ -336,24 +336,17 @@ def _annealed_weight_decay(
 
 
 def _warn_of_horizon(path: Any, num_steps: NumSteps, card: Mapping[str, Any]) -> None:
-    """Warns of runs outside the horizons of meta-training, if the card has them.
-
-    Longer runs are warned of if the card does not say up to which length they were
-    tested, and shorter ones below half the shortest horizon.
-    """
+    """Warns of runs longer than any horizon of meta-training, or far shorter."""
     horizons = card.get("horizons")
     numbers = horizons if isinstance(horizons, list) else [horizons]
     known = [float(x) for x in numbers if isinstance(x, int | float)]
     if not known or not isinstance(num_steps, int):
         return
-    tested = card.get("tested_up_to")
-    longest = max(*known, tested if isinstance(tested, int) else 0)
-    if min(known) / 2 <= num_steps <= longest:
+    if min(known) / 2 <= num_steps <= max(known):
         return
-    limit = f" and tested for up to {longest}" if longest > max(known) else ""
     warnings.warn(
-        f"{path} was meta-trained for runs of {min(known):g} to {max(known):g} steps"
-        f"{limit}; got num_steps={num_steps}, where it may perform poorly.",
+        f"{path} was meta-trained for runs of {min(known):g} to {max(known):g} steps; "
+        f"got num_steps={num_steps}, where it may perform poorly.",
         stacklevel=3,
     )
 

@@ -33,7 +33,7 @@ PRESETS: dict[str, Preset] = {
         "Learn an optimizer for any task on a mixture of ten small ones; an hour.",
     ),
     "demo": Preset(
-        "The same on three of them; two minutes on a laptop.",
+        "The same on three of them; minutes on a laptop.",
     ),
     "digits-mlp": Preset(
         "Learn a per-parameter MLP on a small digits classifier; minutes on a laptop.",

@@ -230,12 +230,11 @@ def _loop(
         state, metrics = trainer.run(data, state, num)
         for name, value in jax.device_get(metrics).items():
             totals[name].append((num, float(value)))
-        if not seconds_per_update:
-            progress.resume(
-                step
-            )  # the first call compiles, and says nothing of the rest
+        has_compiled = not seconds_per_update
         seconds_per_update = (time.monotonic() - called) / num
         step += num
+        if has_compiled:
+            progress.resume(step)  # compile time is not part of the ETA
 
 
 def _weighted_mean(parts: Sequence[tuple[int, float]]) -> float:

@@ -44,7 +44,7 @@ def _fresh_trace_counts():
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs():
-    """Frees the programs of a module: a process can map only so many."""
+    """Frees compiled programs after each module, to bound memory mappings."""
     yield
     jax.clear_caches()
 

@@ -291,8 +291,10 @@ def _whole_number(num_steps: Any) -> NumSteps:
         number = float(num_steps)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not 1 <= number < math.inf:
-        raise UserError(f"`num_steps` must be at least 1; got {num_steps}. Try 1000.")
+    if not (1 <= number < math.inf and number == int(number)):
+        raise UserError(
+            f"`num_steps` must be an integer of at least 1; got {num_steps}. Try 1000."
+        )
     return min(int(number), _LARGEST_COUNT)
 
 

@@ -1,8 +1,9 @@
 """Functions that treat every parameter of a tensor alone: one definition, many ways.
 
 The plain way is one operation after the other on whole tensors. On a CPU the layers of
-a narrow network are written out term by term, so that they fuse with all around them
-into one loop over the parameters. Wide networks and large tensors go through native
+a narrow network on tensors of medium size are written out term by term, so that they
+fuse with all around them into one loop over the parameters; on small tensors they are
+matrix products, which compile faster. Wide networks and large tensors go through native
 code there, or, where there is none, block by block, so that activations stay in the
 cache; of what is sharded, every device takes its share. On a TPU or a GPU it is a
 kernel.
@@ -40,6 +41,9 @@ _IN_A_ROW = 8  # terms that are added one after the other
 # Parameters at a time. The activations of a small block stay in the fastest cache; of
 # a large one all cores can have a share, which is worth it where there are many.
 _SMALL_BLOCK, _LARGE_BLOCK, _MANY = 640, 16_384, 2**17
+# Elements of a batch of tensors from which layers written out term by term repay
+# their compile time.
+_LARGE_ENOUGH = 2**15
 
 
 def pointwise(
@@ -260,7 +264,10 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params):
 def _lower_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
     is_narrow = _is_narrow(ctx.avals_in, **params)
     sizes = [math.prod(x.shape[params["num_batch"] :]) for x in ctx.avals_in]
-    form = functools.partial(_call, write_out) if is_narrow else _plain
+    is_large_enough = max(x.size for x in ctx.avals_in) >= _LARGE_ENOUGH
+    summed = functools.partial(multiply, is_first_summed=is_narrow)
+    apply = write_out if is_narrow and is_large_enough else summed
+    form = functools.partial(_call, apply)
     # What is narrow fuses with what is around it, but in large tensors the compiler
     # keeps too much in between.
     is_heavy = not is_narrow or max(sizes) >= _MANY

@@ -170,7 +170,10 @@ def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
     for i, owner in enumerate(owners):
         if owner != owners[0]:
             first, other = (to_dict(x) for x in (owners[0], owner))
-            how = "; ".join(differences(first, other)) or "they are different objects"
+            if type(owner) is type(owners[0]):
+                how = "; ".join(differences(first, other)) or "they are not equal"
+            else:
+                how = f"{type(owners[0]).__name__} -> {type(owner).__name__}"
             raise ValueError(
                 "`systems` must share one learned optimizer, since they share theta; "
                 f"system {i} differs from system 0 ({how}). Give all of them the same "

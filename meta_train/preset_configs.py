@@ -117,9 +117,10 @@ CONFIGS: dict[str, MetaTrainConfig] = {
         ),
         objective="late-log",
         outer_optimizer=OuterAdam(
-            learning_rate=5e-3, schedule="cosine", weight_decay=0.05
+            learning_rate=1e-2, schedule="cosine", weight_decay=0.05
         ),
-        num_outer_steps=5_000,
+        num_outer_steps=2_500,
+        average_decay=0.99,
         validation_tasks=(
             "digits-mlp-gelu",
             "digits-conv-tanh",
@@ -129,7 +130,6 @@ CONFIGS: dict[str, MetaTrainConfig] = {
             "characters-transformer",
         ),
         select="best",
-        num_evaluation_runs=4,
         run_dir=Path("runs/general"),
     ),
     "demo": MetaTrainConfig(

@@ -9,7 +9,14 @@ import optax
 import pytest
 
 from evaluation import baselines, runs
-from evaluation.baselines import KINDS, Baseline, Fixed, Setting, setting
+from evaluation.baselines import (
+    KINDS,
+    Baseline,
+    Fixed,
+    Setting,
+    candidate,
+    setting,
+)
 from evaluation.cache import Cache, name_of
 from evaluation.runs import Runs, train
 from evaluation.suites import Case
@@ -115,7 +122,7 @@ def test_the_grid_grows_until_the_best_is_inside(lowest, key, monkeypatch):
     kind = KINDS["sgd"]._replace(lowest=lowest)
     monkeypatch.setitem(baselines.KINDS, "sgd", kind)
     keys = jax.random.split(key, 2)
-    (tuned,) = tune(CASE, ["sgd"], keys, Cache())
+    (tuned,) = tune(CASE, [candidate("sgd")], keys, Cache())
     assert tuned.edges() == []
     assert (tuned.num_rounds > 1) == (lowest != -2.0)
     assert len(tuned.rates) == 10 * tuned.num_rounds

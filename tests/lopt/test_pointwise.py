@@ -56,7 +56,7 @@ def assert_same(a, b):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 
-KINDS = ["narrow", "wide", "narrow, many", "wide, many"]
+KINDS = ["narrow", "narrow, small", "wide", "narrow, many", "wide, many"]
 NATIVE = ["wide, native", "narrow, many, native"]
 
 
@@ -64,11 +64,14 @@ NATIVE = ["wide, native", "narrow, many, native"]
 def width(request, monkeypatch):
     """Narrow layers are written out; wide ones go over the tensor in blocks of 7.
 
+    Narrow layers on small tensors are matrix products.
     Where there are many parameters, both go in blocks, of which all cores have a share.
     Native code, if there is any, takes the place of blocks.
     """
     kind, *others = request.param.split(", ")
     monkeypatch.setattr(module, "_SMALL_BLOCK", 7)
+    if "small" not in others:
+        monkeypatch.setattr(module, "_LARGE_ENOUGH", 1)
     if "many" in others:
         monkeypatch.setattr(module, "_LARGE_BLOCK", 7)
         monkeypatch.setattr(module, "_MANY", 1)
@@ -145,7 +148,8 @@ def test_how_it_is_computed_is_chosen_when_it_is_compiled(width, key):
     is_heavy, is_native = width > 4 or module._MANY == 1, native.is_available()
     assert ("lopt_pointwise" in text) == (is_heavy and is_native)
     assert ("while" in text) == (is_heavy and not is_native)
-    assert ("dot_general" in text) == (width > 4 and not is_native)
+    is_product = width > 4 or module._LARGE_ENOUGH > 1
+    assert ("dot_general" in text) == (is_product and not is_native)
     for name, expected in {"tpu": "tpu_custom_call", "cuda": "gpu.triton"}.items():
         with on(name):
             lowered = jax.jit(ours).trace(*arguments).lower(lowering_platforms=(name,))

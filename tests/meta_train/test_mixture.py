@@ -130,7 +130,7 @@ def test_systems_that_do_not_share_theta_are_told_apart(tmp_path):
     task = ZOO["quadratic"].problem
     one, other = InnerTraining(task, ScheduledSGD()), InnerTraining(task, LearnedSGD())
     with pytest.raises(
-        ValueError, match=r"system 1 differs .*type: ScheduledSGD -> Le"
+        ValueError, match=r"system 1 differs .*\(ScheduledSGD -> LearnedSGD\)"
     ):
         make_config(tmp_path, systems=(one, other), systems_per_update=None)
     other = InnerTraining(task, ScheduledSGD(0.3))

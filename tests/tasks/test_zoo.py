@@ -31,7 +31,7 @@ SLOW = {
     "cifar10-mlp",
     "cifar10-resnet",
     "cifar10-myrtle",
-    # Other sizes of what is above.
+    # Variants of the tasks above, for mixtures, validation and held-out suites.
     "digits-mlp-batches",
     "digits-mlp-deep-tanh",
     "digits-classes-scaled",

@@ -65,9 +65,9 @@ SUITES: dict[str, tuple[Case, ...]] = {
     ),
     # One property each, to well beyond the range of meta-training.
     "width": tuple(_digits(f"width {n}", width=n) for n in (8, 32, 128, 512)),
-    "depth": tuple(_digits(f"depth {n}", depth=n) for n in (1, 2, 4, 8)),
+    "depth": tuple(_digits(f"depth {n}", depth=n) for n in (1, 2, 4, 8, 16)),
     "horizon": tuple(
-        _digits(f"horizon {n}", num_steps=n) for n in (40, 200, 1_000, 4_000)
+        _digits(f"horizon {n}", num_steps=n) for n in (40, 200, 1_000, 8_000)
     ),
     "batch": tuple(_digits(f"batch {n}", batch_size=n) for n in (8, 64, 256, 1_024)),
     "architecture": (

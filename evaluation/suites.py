@@ -57,11 +57,11 @@ SUITES: dict[str, tuple[Case, ...]] = {
     # Without downloads, in minutes: other architectures and datasets than the presets
     # without downloads train on.
     "quick": (
-        _case("digits-conv", 100, "convolutions"),
-        _case("digits-vae", 150, "VAE"),
-        _case("letters-gru", 150, "recurrent"),
-        _case("friedman-mlp", 200, "regression"),
-        _case("breast-cancer-mlp", 200, "dataset"),
+        _case("digits-conv-small", 100, "convolutions"),
+        _case("digits-vae", 100, "VAE"),
+        _case("letters-gru-small", 100, "recurrent"),
+        _case("friedman-mlp", 100, "regression"),
+        _case("breast-cancer-mlp", 100, "dataset"),
     ),
     # One property each, to well beyond the range of meta-training.
     "width": tuple(_digits(f"width {n}", width=n) for n in (8, 32, 128, 512)),

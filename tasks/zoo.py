@@ -148,6 +148,11 @@ ZOO: dict[str, Entry] = {
     "digits-conv": Entry(
         ConvNet(width=16), "held out", "Three convolutions of 16 channels on digits."
     ),
+    "digits-conv-small": Entry(
+        ConvNet(width=8, batch_size=16),
+        "held out",
+        "Three convolutions of 8 channels on digits.",
+    ),
     "digits-resnet": Entry(
         ResNet(width=8), "held out", "Three residual blocks, 8 to 32 channels."
     ),
@@ -166,6 +171,11 @@ ZOO: dict[str, Entry] = {
     "letters-lstm": Entry(RecurrentLM(), "train", "32-unit LSTM on letters."),
     "letters-gru": Entry(
         RecurrentLM(cell="gru"), "held out", "32-unit GRU on letters."
+    ),
+    "letters-gru-small": Entry(
+        RecurrentLM(cell="gru", width=16, length=16, batch_size=8),
+        "held out",
+        "16-unit GRU on letters.",
     ),
     "letters-transformer": Entry(
         TransformerLM(depth=2), "held out", "Two layers of attention on letters."

@@ -42,6 +42,8 @@ SLOW = {
     "characters-attention",
     "digits-mlp-gelu",
     "digits-conv-tanh",
+    "digits-conv-small",
+    "letters-gru-small",
     "wine-autoencoder",
     "diabetes-mlp-deep",
     "characters-lstm",

@@ -5,9 +5,9 @@
 
 Each variant is meta-trained on five tasks of the preset `general` and evaluated on its
 validation tasks. The score is the mean log loss over the late part of the inner runs,
-relative to the full architecture with the same seed; below zero is better. One run
-takes about five minutes on one core. Results are appended to a JSONL file, and finished
-runs are not repeated.
+relative to the full architecture with the same seed; below zero is better. The table
+gives its mean and standard error over seeds, then the mean for each validation task.
+Results are appended to a JSONL file, and finished runs are not repeated.
 """
 
 import argparse
@@ -99,7 +99,7 @@ VARIANTS: dict[str, Ablated] = {
 
 
 def main() -> None:
-    """Run what is missing, then print the table."""
+    """Run the variants and seeds without a result yet; print all results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--num-seeds", type=int, default=2)
@@ -166,7 +166,8 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
         ]
         if pairs:
             means = np.mean(pairs, axis=1)
-            error = np.std(means, ddof=1) / len(means) ** 0.5 if len(means) > 1 else 0
+            has_error = len(means) > 1
+            error = np.std(means, ddof=1) / len(means) ** 0.5 if has_error else np.nan
             each = "".join(f"{x:8.2f}" for x in np.mean(pairs, axis=0))
             print(f"{name:22}{means.mean():8.3f} ± {error:.3f}{each}")
 

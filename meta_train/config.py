@@ -169,8 +169,8 @@ def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
     owners = [s.owner if isinstance(s, InnerTraining) else s for s in systems]
     for i, owner in enumerate(owners):
         if owner != owners[0]:
-            first, other = (to_dict(x) for x in (owners[0], owner))
             if type(owner) is type(owners[0]):
+                first, other = (to_dict(x) for x in (owners[0], owner))
                 how = "; ".join(differences(first, other)) or "they are not equal"
             else:
                 how = f"{type(owners[0]).__name__} -> {type(owner).__name__}"

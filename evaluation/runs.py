@@ -23,7 +23,8 @@ from tasks.size import size
 
 _LONGEST_STRETCH = 20  # steps between two looks at the test set
 _NUM_TEST_BATCHES = 4
-_MOST_AT_ONCE = 20
+# The same for tuning and for comparing, so that both use one compiled program.
+_MOST_AT_ONCE = 10
 # FLOP of a step, over all runs of one optimizer at once. More does not help a CPU.
 _CPU_FLOPS_AT_ONCE, _FLOPS_AT_ONCE = 1e8, 1e11
 
@@ -62,7 +63,7 @@ def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
     most = max(len(group.keys) for group in groups)
     # Within a program a CPU does little in parallel: two take half the time.
     num_threads = 2 if jax.default_backend() == "cpu" else 1
-    at_once = min(runs_at_once(task), -(-most // num_threads))
+    at_once = min(runs_at_once(task), most)
 
     def one_round(start: int) -> Curves:
         # What is left over is filled up with runs again: there is but one shape.

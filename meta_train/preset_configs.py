@@ -111,15 +111,15 @@ CONFIGS: dict[str, MetaTrainConfig] = {
         ),
         estimator=PES(
             Truncation(length=20, horizon=800, min_horizon=40),
-            num_pairs=8,
+            num_pairs=16,
             std=0.1,
             normalize="estimate",
         ),
         objective="late-log",
         outer_optimizer=OuterAdam(
-            learning_rate=1e-2, schedule="cosine", weight_decay=0.05
+            learning_rate=5e-3, schedule="cosine", weight_decay=0.05
         ),
-        num_outer_steps=2_500,
+        num_outer_steps=2_000,
         average_decay=0.99,
         validation_tasks=(
             "digits-mlp-gelu",
@@ -130,6 +130,7 @@ CONFIGS: dict[str, MetaTrainConfig] = {
             "characters-transformer",
         ),
         select="best",
+        num_evaluation_runs=8,
         run_dir=Path("runs/general"),
     ),
     "demo": MetaTrainConfig(

@@ -3,11 +3,12 @@
     python -m benchmarks.ablation                       # all variants, 2 seeds
     python -m benchmarks.ablation --variants full no-statistics --num-seeds 4
 
-Each variant is meta-trained on five tasks of the preset `general` and evaluated on its
-validation tasks. The score is the mean log loss over the late part of the inner runs,
-relative to the full architecture with the same seed; below zero is better. The table
-gives its mean and standard error over seeds, then the mean for each validation task.
-Results are appended to a JSONL file, and finished runs are not repeated.
+Each variant is meta-trained on five tasks of the preset `general` and evaluated on the
+validation tasks of that preset. The score is the `late-log` objective (log loss, with
+late steps weighted more) minus that of the full architecture with the same seed.
+Negative scores are better. The table lists the mean and standard error of the score
+over seeds, then the mean for each validation task. Results are appended to a JSONL
+file. Runs with a result in that file are not repeated.
 """
 
 import argparse
@@ -20,18 +21,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import PRNGKeyArray, PyTree
 from typing_extensions import override
 
 from lopt.__main__ import tune_cpu_compiler
 from lopt.learned_muon import FEATURES, OUTPUTS, LearnedMuon
 from lopt.tensors import Clock
-from meta_train.config import MetaTrainConfig
 from meta_train.inner_training import InnerTraining
 from meta_train.objectives import OBJECTIVES
 from meta_train.preset_configs import CONFIGS
 from meta_train.run import make_trainer
 from meta_train.trainer import mean_losses
+from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
 
 TASKS = (
     "digits-mlp-batches",
@@ -40,20 +41,21 @@ TASKS = (
     "letters-lstm-small",
     "characters-attention",
 )
+# A short run takes larger steps than the preset, from fewer pairs.
+NUM_PAIRS, LEARNING_RATE = 8, 1e-2
 NUM_EVALUATION_RUNS = 8
-_TIME = FEATURES[:5]
-_SHAPE = FEATURES[5:7]
+_TIME, _SHAPE = FEATURES[:5], FEATURES[5:7]
 _LOCAL, _MEAN = FEATURES[7:12], FEATURES[12:]
 
 
 @dataclass(frozen=True)
-class Ablated(LearnedMuon):
-    """`LearnedMuon` with parts of theta held at their initial values."""
+class Variant:
+    """`LearnedMuon` with parts of theta fixed."""
 
     fixed_features: tuple[str, ...] = ()
-    """Inputs whose weights are not learned."""
+    """Inputs whose weights keep their initial values."""
     fixed_outputs: tuple[str, ...] = ()
-    """Outputs that are not learned."""
+    """Outputs whose weights keep their initial values."""
     has_shared_bias: bool = False
     """Whether vectors, tables and matrices share one bias."""
     is_orthogonalized: bool = True
@@ -61,40 +63,90 @@ class Ablated(LearnedMuon):
     has_tables: bool = True
     """Whether embeddings are tables; otherwise matrices."""
 
-    def effective(self, theta: Any) -> Any:
-        """Theta with fixed entries replaced by their initial values."""
-        start = self.init_theta(jax.random.key(0))
-        is_fixed = np.zeros((len(FEATURES), len(OUTPUTS)), bool)
-        is_fixed[[FEATURES.index(name) for name in self.fixed_features]] = True
-        is_fixed[:, [OUTPUTS.index(name) for name in self.fixed_outputs]] = True
-        linear = jnp.where(is_fixed, start["linear"], theta["linear"])
-        columns = [name in self.fixed_outputs for name in OUTPUTS]
-        bias = jnp.where(np.asarray(columns), start["bias"], theta["bias"])
-        if self.has_shared_bias:
-            bias = jnp.broadcast_to(bias.mean(axis=0), bias.shape)
+    def masks(self) -> dict[str, Any]:
+        """Arrays that `effective` applies to theta."""
+        start = LearnedMuon().init_theta(jax.random.key(0))
+        linear = np.zeros((len(FEATURES), len(OUTPUTS)), bool)
+        linear[[FEATURES.index(name) for name in self.fixed_features]] = True
+        bias = np.zeros(start["bias"].shape, bool)
+        for name in self.fixed_outputs:
+            linear[:, OUTPUTS.index(name)] = bias[:, OUTPUTS.index(name)] = True
+        values = jax.tree.map(np.array, start)
         if not self.is_orthogonalized:
             blend = OUTPUTS.index("blend_logit")
-            linear, bias = linear.at[:, blend].set(0.0), bias.at[:, blend].set(20.0)
-        return {"linear": linear, "bias": bias}
+            linear[:, blend] = bias[:, blend] = True
+            values["linear"][:, blend], values["bias"][:, blend] = 0.0, 20.0
+        return {
+            "is_fixed": {"linear": linear, "bias": bias},
+            "values": values,
+            "has_shared_bias": np.asarray(self.has_shared_bias),
+        }
+
+
+def effective(theta: Theta, masks: dict[str, Any]) -> Theta:
+    """Theta with fixed entries replaced and, if asked for, one bias for all kinds."""
+    theta = jax.tree.map(jnp.where, masks["is_fixed"], masks["values"], theta)
+    mean = jnp.broadcast_to(theta["bias"].mean(axis=0), theta["bias"].shape)
+    bias = jnp.where(masks["has_shared_bias"], mean, theta["bias"])
+    return {**theta, "bias": bias}
+
+
+@dataclass(frozen=True)
+class Masked(UnrolledSystem):
+    """A system that uses the effective theta.
+
+    Masks are part of the data, so that all variants share one compiled program.
+    """
+
+    system: UnrolledSystem
+
+    @override
+    def load(self) -> Data:
+        return self.system.load()
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        return self.system.init_theta(key)
+
+    @override
+    def init_state(
+        self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
+    ) -> State:
+        data, masks = data
+        return self.system.init_state(effective(theta, masks), data, horizon, key)
+
+    @override
+    def sample_input(self, data: Data, state: State, key: PRNGKeyArray) -> Input:
+        return self.system.sample_input(data[0], state, key), data[1]
+
+    @override
+    def step(self, theta: Theta, state: State, x: Input) -> tuple[State, Loss]:
+        x, masks = x
+        return self.system.step(effective(theta, masks), state, x)
+
+
+@dataclass(frozen=True)
+class WithoutTables(LearnedMuon):
+    """`LearnedMuon` that treats embeddings as matrices."""
 
     @override
     def update_tensors(self, theta: Any, tensors: Any, shared: PyTree, clock: Clock):
-        if not self.has_tables:
-            tensors = [tensor._replace(name="") for tensor in tensors]
-        return super().update_tensors(self.effective(theta), tensors, shared, clock)
+        tensors = [tensor._replace(name="") for tensor in tensors]
+        return super().update_tensors(theta, tensors, shared, clock)
 
 
-VARIANTS: dict[str, Ablated] = {
-    "full": Ablated(),
-    "no-time": Ablated(fixed_features=_TIME),
-    "no-shapes": Ablated(fixed_features=_SHAPE),
-    "no-statistics": Ablated(fixed_features=_LOCAL + _MEAN),
-    "no-mean-statistics": Ablated(fixed_features=_MEAN),
-    "fixed-momentum": Ablated(fixed_outputs=("gradient_logit", "slow_logit")),
-    "fixed-blend": Ablated(fixed_outputs=("blend_logit",)),
-    "shared-bias": Ablated(has_shared_bias=True),
-    "no-orthogonalization": Ablated(is_orthogonalized=False),
-    "no-tables": Ablated(has_tables=False),
+VARIANTS: dict[str, Variant] = {
+    "full": Variant(),
+    "no-time": Variant(fixed_features=_TIME),
+    "no-shapes": Variant(fixed_features=_SHAPE),
+    "no-statistics": Variant(fixed_features=_LOCAL + _MEAN),
+    "no-mean-statistics": Variant(fixed_features=_MEAN),
+    "fixed-momentum": Variant(fixed_outputs=("gradient_logit", "slow_logit")),
+    "fixed-blend": Variant(fixed_outputs=("blend_logit",)),
+    "shared-bias": Variant(has_shared_bias=True),
+    "no-orthogonalization": Variant(is_orthogonalized=False),
+    "untrained": Variant(fixed_features=FEATURES, fixed_outputs=OUTPUTS),
+    "no-tables": Variant(has_tables=False),
 }
 
 
@@ -111,8 +163,8 @@ def main() -> None:
     lines = options.out.read_text().splitlines() if options.out.exists() else []
     rows = [json.loads(line) for line in lines]
     done = {(row["variant"], row["seed"], row["num_updates"]) for row in rows}
-    for seed in range(options.num_seeds):
-        for name in options.variants:
+    for name in options.variants:
+        for seed in range(options.num_seeds):
             if (name, seed, options.num_updates) in done:
                 continue
             losses = _run(VARIANTS[name], options.num_updates, seed)
@@ -125,30 +177,47 @@ def main() -> None:
             rows.append(row)
             with options.out.open("a") as file:
                 print(json.dumps(row), file=file)
-            print(f"{name}, seed {seed}: {np.mean(list(losses.values())):.3f}")
+            mean = np.mean(list(losses.values()))
+            print(f"{name}, seed {seed}: {mean:.3f}", flush=True)
     _print_table([r for r in rows if r["num_updates"] == options.num_updates])
 
 
-def _run(optimizer: Ablated, num_updates: int, seed: int) -> dict[str, float]:
+def _run(variant: Variant, num_updates: int, seed: int) -> dict[str, float]:
     """Meta-train one variant; return its validation losses."""
     general = CONFIGS["general"]
-    chosen = [
-        dataclasses.replace(system, optimizer=optimizer)
+    optimizer = LearnedMuon() if variant.has_tables else WithoutTables()
+
+    def with_optimizer(systems: Any) -> tuple[InnerTraining, ...]:
+        return tuple(dataclasses.replace(s, optimizer=optimizer) for s in systems)
+
+    systems = [
+        system
         for name, system in zip(general.names, general.systems, strict=True)
-        if name in TASKS and isinstance(system, InnerTraining)
+        if name in TASKS
     ]
-    config: MetaTrainConfig = dataclasses.replace(
-        general, systems=tuple(chosen), num_outer_steps=num_updates
+    config = dataclasses.replace(
+        general,
+        systems=with_optimizer(systems),
+        estimator=dataclasses.replace(general.estimator, num_pairs=NUM_PAIRS),
+        outer_optimizer=dataclasses.replace(
+            general.outer_optimizer, learning_rate=LEARNING_RATE
+        ),
+        num_outer_steps=num_updates,
     )
     trainer = make_trainer(config)
-    data = trainer.load()
-    state, _ = trainer.run(data, trainer.init(data, seed), num_updates)
+    masked = tuple(map(Masked, trainer.systems))
+    trainer = dataclasses.replace(trainer, systems=masked, keep_best=False)
+    masks = jax.tree.map(jnp.asarray, variant.masks())
+    data = tuple((d, masks) for d in trainer.load())
+    state = trainer.init(data, seed)
+    if variant != VARIANTS["untrained"]:
+        state, _ = trainer.run(data, state, num_updates)
     wrap = OBJECTIVES[config.objective]
-    systems = tuple(wrap(system) for system in config.validation_systems)
+    validation = tuple(map(wrap, with_optimizer(config.validation_systems)))
     losses = mean_losses(
-        systems,
-        tuple(system.load() for system in systems),
-        state.result,
+        validation,
+        tuple(system.load() for system in validation),
+        effective(state.result, masks),
         config.horizon // 2,
         NUM_EVALUATION_RUNS,
         jax.random.key(1),

@@ -1,1 +1,4 @@
-"""Speed, as ratios within one run; nothing here is a test."""
+"""Benchmarks, ablations and stress tests, run by hand.
+
+Compare ratios within one run: absolute times depend on the machine.
+"""

@@ -1,4 +1,8 @@
-"""What drawing batches costs: ``python -m benchmarks.batches``."""
+"""Benchmark the cost of batch sampling: ``python -m benchmarks.batches``.
+
+Compares training steps that sample a batch each with steps that index into a few
+presampled batches, in CPU time and in wall time.
+"""
 
 import statistics
 import time
@@ -15,7 +19,7 @@ NUM_STEPS, NUM_READY, REPEATS = 200, 8, 25
 
 
 def main() -> None:
-    """Prints the time of steps on batches drawn, and on batches that lie ready."""
+    """Print the time per step with sampled and with presampled batches."""
     tune_cpu_compiler()
     for name in ("digits-mlp", "mnist-mlp"):
         task = ZOO[name].problem
@@ -26,7 +30,8 @@ def main() -> None:
         def run(data, params, key, draws, task=task, optimizer=optimizer):
             draw = lambda key: task.sample_batch(data, key)
             keys = jax.random.split(key, NUM_STEPS)
-            # Not one batch: what is computed of it would be moved out of the loop.
+            # Several batches, because XLA would hoist computations on a single one
+            # out of the loop.
             ready = jax.vmap(draw)(keys[:NUM_READY])
 
             def step(carry, x):
@@ -43,13 +48,14 @@ def main() -> None:
         compiled = jax.jit(run, static_argnums=3)
         params = task.init_params(key)
         spent = {True: [], False: []}
-        for _ in range(REPEATS + 1):  # in turns, so that both see the same machine
+        # Alternate, so that load on the machine affects both equally.
+        for _ in range(REPEATS + 1):
             for draws, times in spent.items():
                 wall, cpu = time.perf_counter(), time.process_time()
                 compiled(data, params, key, draws).block_until_ready()
                 times.append((time.process_time() - cpu, time.perf_counter() - wall))
         for i, kind in enumerate(("CPU", "wall")):
-            # The first call compiles.
+            # Skip the first call, which includes compilation.
             drawn, ready = (
                 1e6 * statistics.median(t[i] for t in spent[draws][1:]) / NUM_STEPS
                 for draws in (True, False)

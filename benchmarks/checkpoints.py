@@ -1,4 +1,4 @@
-"""What checkpoints cost a run: ``python -m benchmarks.checkpoints``."""
+"""Benchmark the cost of checkpoints: ``python -m benchmarks.checkpoints``."""
 
 import statistics
 import tempfile
@@ -21,7 +21,11 @@ NUM_SAVES, SECONDS_BETWEEN = 5, 60.0
 
 
 def main() -> None:
-    """Prints how long saving blocks the loop, and what it costs behind its back."""
+    """Print how long a save blocks the training loop, and its total CPU time.
+
+    The CPU time includes the background write. It is also given as a fraction of a run
+    that saves every minute.
+    """
     tune_cpu_compiler()
     trainer = Trainer(
         systems=(InnerTraining(MLP(width=256), PerParameterMLP(width=4)),),

@@ -1,4 +1,11 @@
-"""What damaged files do: ``python -m benchmarks.fuzz_export [--num N] [--seed S]``."""
+"""Fuzz the loading of exported optimizers.
+
+    python -m benchmarks.fuzz_export [--num N] [--seed S]
+
+Mutates `.safetensors` files of every registered optimizer, at the level of bytes and
+of the format. Loading a mutated file must either raise a one-line `UserError` or
+recover the content of the file exactly.
+"""
 
 import functools
 import json
@@ -28,7 +35,7 @@ from meta_train.progress import ProgressReport
 REFUSED, RIGHT = "refused cleanly", "right values"
 WRONG, CRASHED, SLOW = "wrong values", "other exceptions", "too slow"
 CARD = {"tasks": [{"type": "MLP", "width": 32}], "horizons": [5, 9], "seed": 1}
-# A file may ask for hundreds of layers, which take seconds to count.
+# Generous, because tracing `init_theta` takes seconds for hundreds of layers.
 SECONDS_EACH = 30.0
 
 _DEEP = json.loads("[" * 200 + "]" * 200)
@@ -53,7 +60,13 @@ _STORED_DTYPES = ["BF16", "F8_E4M3", "F4", "F64", "F16", "I32", "U64", "C64", "X
 
 
 class File(NamedTuple):
-    """A file and what it says; whoever reads it must say the same."""
+    """A file and its expected content.
+
+    Attributes:
+        data: Bytes of the file.
+        header: Header of `lopt`, as loading must recover it.
+        tensors: Tensors by name, as loading must recover them.
+    """
 
     data: bytes
     header: dict[str, Any]
@@ -61,7 +74,7 @@ class File(NamedTuple):
 
 
 def originals(folder: Path, names: Iterable[str] = OPTIMIZERS) -> list[File]:
-    """Writes a file of every registered optimizer, or of some, and returns them."""
+    """Export the untrained optimizers in `names` to `folder` and read the files."""
     found = []
     for name in names:
         kind = OPTIMIZERS[name]
@@ -76,18 +89,28 @@ def originals(folder: Path, names: Iterable[str] = OPTIMIZERS) -> list[File]:
 
 
 def mutate(original: File, rng: np.random.Generator) -> tuple[str, File]:
-    """Returns how a file was changed, and the file."""
+    """Apply a random mutation; return its name and the mutated file."""
     mutation = _MUTATIONS[rng.integers(len(_MUTATIONS))]
     return mutation.__name__.strip("_"), mutation(original, rng)
 
 
 def judge(mutant: File, path: Path) -> tuple[str, str]:
-    """Reads a file in every way there is; returns what came of it, and why."""
+    """Load a mutated file with each public loader and classify the outcome.
+
+    Args:
+        mutant: File to load, with its expected content.
+        path: Where to write it; overwritten.
+
+    Returns:
+        The outcome (`REFUSED`, `RIGHT`, `WRONG`, `CRASHED` or `SLOW`) and the reason,
+        which may be empty.
+    """
     path.write_bytes(mutant.data)
     signal.signal(signal.SIGALRM, _stop)
     signal.setitimer(signal.ITIMER_REAL, SECONDS_EACH)
     try:
-        with warnings.catch_warnings(action="ignore"):  # of horizons, of overflow
+        # Warnings about horizons and overflow are expected.
+        with warnings.catch_warnings(action="ignore"):
             lopt.load(path, num_steps=10)
             return _compare(mutant, *lopt.load_theta(path), lopt.read_card(path))
     except lopt.UserError as error:
@@ -97,14 +120,15 @@ def judge(mutant: File, path: Path) -> tuple[str, str]:
         return SLOW, f"more than {SECONDS_EACH} s"
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # Rust panics with one of these
+    # Panics in the Rust code of safetensors derive from `BaseException`.
+    except BaseException as error:
         return CRASHED, f"{type(error).__name__}: {error}"
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 class _TooSlowError(BaseException):
-    """Comes from a signal, through whatever catches exceptions."""
+    """Timeout; a `BaseException`, so that `except Exception` does not catch it."""
 
 
 def _stop(*_: Any) -> None:
@@ -114,6 +138,7 @@ def _stop(*_: Any) -> None:
 def _compare(
     mutant: File, optimizer: LearnedOptimizer, theta: Any, card: dict[str, Any]
 ) -> tuple[str, str]:
+    """Compare the loaded optimizer, `theta` and card with the expected content."""
     header = mutant.header
     said = {**header["hyperparameters"], "type": header["architecture"]}
     if to_dict(optimizer) != _complete(said):
@@ -127,7 +152,7 @@ def _compare(
             return WRONG, f"tensor {name}"
     expected = {**header["card"], **header}
     del expected["card"], expected["sha256"]
-    # As text, in which NaN is itself.
+    # Compare as JSON text, because NaN does not equal itself.
     shown = {name: card.get(name) for name in expected}
     if json.dumps(shown) != json.dumps(expected):
         return WRONG, f"card {card}"
@@ -136,7 +161,10 @@ def _compare(
 
 @functools.cache
 def _use(optimizer: LearnedOptimizer) -> str:
-    """Takes a step, in shapes; raises if a hyperparameter is not what it should be."""
+    """Trace one update, which raises if a hyperparameter has an invalid value.
+
+    Nothing is computed. The empty string is the reason to report with `RIGHT`.
+    """
 
     def step(params, key):
         transformation = optimizer.as_optax(optimizer.init_theta(key), 10)
@@ -148,7 +176,7 @@ def _use(optimizer: LearnedOptimizer) -> str:
 
 
 def _complete(value: Any) -> Any:
-    """Fills in the defaults of fields that a description leaves out."""
+    """Add the default values of fields that a description omits."""
     if not isinstance(value, dict):
         return value
     defaults = to_dict(OPTIMIZERS[value["type"]]())
@@ -158,7 +186,10 @@ def _complete(value: Any) -> Any:
 def _bytes_mutation(
     change: Callable[[bytearray, np.random.Generator], None],
 ) -> Callable[[File, np.random.Generator], File]:
-    """Makes a mutation of one that knows nothing of the format."""
+    """Turn an in-place change of raw bytes into a mutation.
+
+    The expected content remains that of the original.
+    """
 
     def mutation(original: File, rng: np.random.Generator) -> File:
         data = bytearray(original.data)
@@ -170,7 +201,8 @@ def _bytes_mutation(
 
 
 def _place(data: bytearray, rng: np.random.Generator) -> int:
-    # Half of them in the header, which is where the structure is.
+    """Draw an index into `data`."""
+    # At least half of the draws fall into the header, which holds the structure.
     length = int.from_bytes(data[:8], "little")
     return int(
         rng.integers(min(8 + length, len(data)) if rng.random() < 0.5 else len(data))
@@ -178,6 +210,7 @@ def _place(data: bytearray, rng: np.random.Generator) -> int:
 
 
 def _range(data: bytearray, rng: np.random.Generator) -> slice:
+    """Draw a slice of 1 to 64 bytes, which may extend past the end of `data`."""
     start = _place(data, rng)
     return slice(start, start + int(rng.integers(1, 65)))
 
@@ -235,13 +268,14 @@ def _swap(data: bytearray, rng: np.random.Generator) -> None:
 
 @_bytes_mutation
 def _length(data: bytearray, rng: np.random.Generator) -> None:
+    """Replace the header length, which is stored in the first eight bytes."""
     now = int.from_bytes(data[:8], "little")
     near = [now - 1, now + 1, now + 8, 0, 1, len(data), 2**31, 2**63, 2**64 - 1]
     data[:8] = int(near[rng.integers(len(near))]).to_bytes(8, "little")
 
 
 def _storage(original: File, rng: np.random.Generator) -> File:
-    """Changes what safetensors itself says of the tensors: types, shapes, places."""
+    """Mutate the safetensors header: a dtype, shape, offset, name or the metadata."""
     size = int.from_bytes(original.data[:8], "little")
     outer = json.loads(original.data[8 : 8 + size])
     name = rng.choice([n for n in outer if n != "__metadata__"])
@@ -261,7 +295,7 @@ def _storage(original: File, rng: np.random.Generator) -> File:
 
 
 def _header(original: File, rng: np.random.Generator) -> File:
-    """Changes the header and leaves the checksum."""
+    """Edit the header of `lopt` without updating its checksum."""
     header = json.loads(json.dumps(original.header))
     _edit(header, rng)
     data = _written(header, original.tensors)
@@ -269,15 +303,16 @@ def _header(original: File, rng: np.random.Generator) -> File:
 
 
 def _signed_header(original: File, rng: np.random.Generator) -> File:
-    """Changes the header and signs it: another file, to be taken at its word."""
+    """Edit the header and update the checksum, so that the edit is expected content."""
     header = json.loads(json.dumps(original.header))
-    # Most entries are those of the card, which may be anything.
+    # Prefer hyperparameters: most other entries belong to the card or to `versions`,
+    # which are not validated.
     _edit(header if rng.random() < 0.3 else header["hyperparameters"], rng)
     return _signed(header, original.tensors)
 
 
 def _signed_tensors(original: File, rng: np.random.Generator) -> File:
-    """Changes the tensors and signs them."""
+    """Change one tensor and update the checksum."""
     tensors = {name: tensor.copy() for name, tensor in original.tensors.items()}
     name = str(rng.choice(sorted(tensors)))
     tensor = tensors.pop(name)
@@ -300,17 +335,19 @@ def _signed_tensors(original: File, rng: np.random.Generator) -> File:
 
 
 def _signed(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> File:
+    """Write a file with a valid checksum."""
     header.pop("sha256", None)
     header["sha256"] = export._checksum(header, tensors)
     return File(_written(header, tensors), header, tensors)
 
 
 def _written(header: Any, tensors: dict[str, np.ndarray]) -> bytes:
+    """Serialize the header and the tensors, as `lopt.save` does."""
     return safetensors.numpy.save(tensors, {"lopt": json.dumps(header)})
 
 
 def _edit(tree: Any, rng: np.random.Generator) -> None:
-    """Changes one place of a JSON value."""
+    """Replace, delete, rename or add one entry of a JSON value, in place."""
     places = list(_places(tree))
     parent, key = places[rng.integers(len(places))] if places else (tree, None)
     what = rng.choice(["odd", "odd", "number", "delete", "rename", "add"])
@@ -330,6 +367,7 @@ def _edit(tree: Any, rng: np.random.Generator) -> None:
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the parent and the key of every nested entry."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree))
     for key in keys:
         yield tree, key
@@ -344,7 +382,7 @@ def _odd(rng: np.random.Generator) -> Any:
 _MUTATIONS = (
     *(_flip_bits, _set_bytes, _set_text, _truncate, _insert, _append, _delete, _clear),
     *(_swap, _length, _storage, _header, _signed_tensors),
-    # The checksum does not help against these.
+    # Drawn more often: the checksum is valid, so only validation can reject these.
     *([_signed_header] * 4),
 )
 
@@ -352,16 +390,20 @@ _FORBIDDEN = ("pickle", "os.system", "os.exec", "os.spawn", "subprocess", "socke
 
 
 def _forbid(event: str, _: Any) -> None:
+    """Audit hook that raises on events that loading a file must never cause."""
     if event.startswith(_FORBIDDEN):
         raise RuntimeError(f"a file made lopt call {event}")
 
 
 def main(num: int = 10_000, seed: int = 0) -> int:
-    """Reads `num` damaged files and says what came of it.
+    """Load `num` mutated files and print the outcomes by kind of mutation.
 
     Args:
-        num: How many.
-        seed: Of the damage.
+        num: Number of mutated files.
+        seed: Random seed of the mutations.
+
+    Returns:
+        Exit code: 1 if any file gave wrong values, crashed or timed out, otherwise 0.
     """
     counts: Counter[str] = Counter()
     by_kind: dict[str, Counter[str]] = {}

@@ -1,10 +1,13 @@
-"""Inner steps of meta-training per CPU-second: ``python -m benchmarks.inner_steps``.
+"""Benchmark the throughput of meta-training in inner steps per CPU-second.
 
-The job: an MLP 784-128-128-10 with batches of 128, trained by a per-parameter MLP of
-19-32-32-2, which PES meta-trains with 16 pairs over 1,000 steps, in windows of 4 and
-of 20. One outer update takes ``2 * pairs * window`` inner steps. The batches are drawn
-from MNIST, which must be there, or from another `--dataset`. Every core is a device, as
-in `lopt meta-train`; `--num-devices 1` lets all of them be one.
+    python -m benchmarks.inner_steps
+
+The inner task is a 784-128-128-10 MLP on MNIST with batch size 128. The learned
+optimizer is a 19-32-32-2 per-parameter MLP, meta-trained by PES with 16 antithetic
+pairs, a horizon of 1,000 steps and truncation windows of 4 and 20 steps. One outer
+update takes ``2 * pairs * window`` inner steps. MNIST must have been prepared;
+`--dataset` selects another dataset. As in `lopt meta-train`, each CPU core is a device
+(at most 8 devices, a divisor of 16). With `--num-devices 1`, all cores form one device.
 """
 
 import argparse

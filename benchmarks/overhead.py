@@ -1,12 +1,17 @@
-"""What the framework costs on the smallest problem: the paper's toy 2D regression.
-
-Three ways to take the same PES updates (100 particles, K = 10, T = 100): the loop of
-the paper's code listing, a bare hand-written scan, and one call of the trainer with the
-compiler setting of the `lopt` command; last, the bare scan with that setting too, which
-is the like-for-like comparison. They take turns in processes of their own, so that a
-noisy machine disturbs all alike; CPU time stands beside wall time.
+"""Benchmark the overhead of the framework on the PES paper's toy 2D regression.
 
     python -m benchmarks.overhead
+
+Compares implementations of PES (Vicol et al., 2021) with 100 particles, windows of
+K = 10 steps and a horizon of T = 100 steps:
+
+- the Python loop of the paper's code listing,
+- a hand-written `jax.lax.scan` over outer updates,
+- one call of the trainer, with the compiler flags of the `lopt` command,
+- the hand-written scan with those flags, for a like-for-like comparison.
+
+Each runs in its own process. The measurements alternate, so that load on the machine
+affects all of them equally. CPU time is reported next to wall time.
 """
 
 import contextlib
@@ -34,13 +39,21 @@ THETA = np.log(np.full(2, 0.01, np.float32))
 
 
 def inner_loss(x):
+    """Loss of the toy 2D regression, the same as `tasks.toy_regression`."""
     ripples = jnp.sin(x[1]) ** 2 * jnp.exp(-5 * x[0] ** 2)
     bowl = jnp.sqrt(x[0] ** 2 + 5) - jnp.sqrt(5.0)
     return bowl + ripples + 0.25 * jnp.abs(x[1] - 100)
 
 
 def unroll(theta, x, age):
-    """Takes one window of SGD steps; returns the loss summed over it."""
+    """Take one truncation window of SGD steps.
+
+    The learning rate is interpolated linearly from ``exp(theta[0])`` to
+    ``exp(theta[1])`` over the horizon.
+
+    Returns:
+        The new inner parameters and the sum of the losses.
+    """
 
     def step(carry, _):
         x, age = carry
@@ -54,7 +67,18 @@ def unroll(theta, x, age):
 
 
 def pes_gradient(key, theta, xs, accumulators, age):
-    """Estimates the gradient from all particles, which are of one age."""
+    """Estimate the meta-gradient by PES.
+
+    Args:
+        key: Key of the perturbations.
+        theta: Outer parameters, of shape ``(2,)``.
+        xs: Inner parameters, of shape ``(particles, 2)``.
+        accumulators: Sums of past perturbations, of shape ``(particles, 2)``.
+        age: Inner steps taken in this episode, the same for all particles.
+
+    Returns:
+        The estimate, the new inner parameters and the new accumulators.
+    """
     noise = STD * jax.random.normal(key, (NUM_PARTICLES // 2, 2))
     noise = jnp.concatenate([noise, -noise])
     xs, losses = jax.vmap(unroll, in_axes=(0, 0, None))(theta + noise, xs, age)
@@ -63,7 +87,7 @@ def pes_gradient(key, theta, xs, accumulators, age):
 
 
 def paper_loop(num_updates: int) -> Callable[[], None]:
-    """One jitted gradient per Python iteration, Adam in plain jnp, resets by hand."""
+    """Python loop with a jitted gradient, Adam in plain `jnp` and manual resets."""
     gradient = jax.jit(pes_gradient)
 
     def run():
@@ -87,11 +111,12 @@ def paper_loop(num_updates: int) -> Callable[[], None]:
 
 
 def _fresh():
+    """Initialize inner parameters, accumulators and age."""
     return jnp.ones((NUM_PARTICLES, 2)), jnp.zeros((NUM_PARTICLES, 2)), 0
 
 
 def bare_scan(num_updates: int) -> Callable[[], None]:
-    """The same updates in one scan, by hand: no stagger, no metrics, no safety."""
+    """Hand-written scan without staggering, metrics or safeguards."""
     optimizer = optax.adam(LEARNING_RATE)
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -119,7 +144,7 @@ def bare_scan(num_updates: int) -> Callable[[], None]:
 
 
 def framework(num_updates: int) -> Callable[[], None]:
-    """The trainer on the preset, with everything that it does besides."""
+    """Trainer of the preset `toy-regression`, with all of its features."""
     trainer = make_trainer(CONFIGS["toy-regression"])
     data = trainer.load()
 
@@ -136,7 +161,12 @@ _run: Callable[[], None]
 
 
 def _prepare(name: str, tuned: bool) -> None:
-    """Compiles a contender in its own process, set up as its user would find it."""
+    """Initialize a worker process: set the compiler flags and compile.
+
+    Args:
+        name: Key of `CONTENDERS`.
+        tuned: Whether to set the compiler flags of the `lopt` command.
+    """
     global _run
     if tuned:
         tune_cpu_compiler()
@@ -145,7 +175,7 @@ def _prepare(name: str, tuned: bool) -> None:
 
 
 def _measure(name: str) -> tuple[float, float]:
-    """Returns wall and CPU microseconds per update."""
+    """Measure wall time and CPU time per update, in microseconds."""
     start, start_cpu = time.perf_counter(), time.process_time()
     _run()
     wall, cpu = time.perf_counter() - start, time.process_time() - start_cpu

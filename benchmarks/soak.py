@@ -1,4 +1,8 @@
-"""Whether a long run's memory grows: ``python -m benchmarks.soak [MINUTES]``."""
+"""Soak test for memory growth in a long run: ``python -m benchmarks.soak [MINUTES]``.
+
+The run saves a checkpoint every minute, evaluates every 100 outer steps and logs to
+wandb offline. The default duration is 60 minutes.
+"""
 
 import os
 import signal
@@ -22,7 +26,10 @@ RUN = (
 
 
 def main() -> None:
-    """Prints the resident memory of a run over time, its trend, and draws it."""
+    """Sample the resident memory of a run, print its trend and plot it to `soak.png`.
+
+    The trend is a linear fit that excludes the first quarter of the run.
+    """
     minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
     samples = []
     with tempfile.TemporaryDirectory() as folder:
@@ -57,10 +64,11 @@ def main() -> None:
 
 
 def _resident_mb(pid: int) -> float:
+    """Read the resident set size of a process, or NaN if it has exited."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) / 1024
-    return float("nan")  # it has ended
+    return float("nan")  # A zombie process has no VmRSS entry.
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""What a step costs beside Adam's: ``python -m benchmarks.step_cost [NAME ...]``.
+"""Benchmark the update step of learned optimizers relative to Adam.
 
-Times the compiled `update` of learned optimizers on a tree of ten million parameters,
-in turns with `optax.adam`, so that a noisy machine disturbs both alike. They are in
-five matrices, or with `--many` in forty. Ratios are of the medians, of wall time and of
-CPU time. The process keeps the memory that it was
-given: new pages can take longer than a step of Adam, on some machines and not on
-others. The temporary memory is what the compiled program needs besides its arguments
-and results, in units of the parameters.
+    python -m benchmarks.step_cost [NAME ...]
+
+Times the compiled `update` on ten million parameters, in five matrices and five
+vectors, or forty of each with `--many`. Calls alternate with `optax.adam`, so that load
+on the machine affects both equally. Ratios are ratios of medians, for wall time and for
+CPU time. The C library is configured not to return freed memory to the system, because
+on some machines new pages take longer than a step of Adam. Temporary memory excludes
+arguments and results and is given in units of the size of the parameters.
 """
 
 import argparse
@@ -38,7 +39,7 @@ NUM_ROUNDS = 15
 
 
 def keep_memory() -> None:
-    """Lets the C library keep what is freed, where it can be told to."""
+    """Configure the C library to retain freed memory, if it has `mallopt`."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         trim_threshold, mmap_max, arena_max = -1, -4, -8
         mallopt(trim_threshold, 2**31 - 1)
@@ -51,7 +52,18 @@ def prepare(
     shapes: Sequence[tuple[int, ...]],
     donate: bool,
 ) -> Any:
-    """Returns the compiled update, its arguments, and its memory."""
+    """Compile an update on random parameters and gradients.
+
+    Args:
+        transformation: Optimizer to benchmark.
+        shapes: Shapes of the parameters.
+        donate: Whether to apply the updates and to donate parameters and state.
+
+    Returns:
+        A function that takes one step and returns its wall and CPU seconds; the
+        compile time in seconds; the temporary memory over the size of the parameters;
+        the optimizer state in bytes per parameter.
+    """
     keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
     draw = lambda keys: [*map(jax.random.normal, keys, shapes)]
     params, grads = draw(keys[::2]), draw(keys[1::2])
@@ -61,7 +73,8 @@ def prepare(
         updates, state = transformation.update(
             grads, state, params, value=jnp.float32(1.0)
         )
-        # In the order of the arguments, by which jax finds room for results.
+        # Results follow the order of the arguments, because JAX matches donated
+        # buffers of one shape and dtype to results in order.
         return (optax.apply_updates(params, updates) if donate else updates), state
 
     begin = time.perf_counter()

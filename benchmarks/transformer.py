@@ -1,10 +1,11 @@
-"""Cost of one update on a deep transformer, beside Adam and Muon.
+"""Benchmark one update on a deep transformer against Adam and Muon.
 
     python -m benchmarks.transformer                  # 12 layers, 198 tensors
-    python -m benchmarks.transformer --num-steps 100  # and train it
+    python -m benchmarks.transformer --num-steps 100  # also train it
 
-Compile time includes tracing and uses no cache. Times are the minimum of several calls
-in one process; CPU time is of all threads. Temporaries are XLA's own estimate.
+Compile time includes tracing; the compilation cache is disabled. Wall and CPU times are
+the minimum over several calls in one process. CPU time is summed over threads.
+Temporary memory is XLA's estimate.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def main() -> None:
 
 
 def _make(name: str, num_steps: int) -> optax.GradientTransformationExtraArgs:
-    """A shipped optimizer, or an untrained one of this class."""
+    """Load a shipped optimizer, or create an untrained one by its class name."""
     if name in lopt.list_pretrained():
         return lopt.load(name, num_steps)
     optimizer = getattr(lopt, name)()
@@ -72,6 +73,12 @@ def _make(name: str, num_steps: int) -> optax.GradientTransformationExtraArgs:
 
 
 def _measure(tx, params) -> tuple[float, float, float, float, float]:
+    """Compile and time `tx.update`.
+
+    Returns:
+        Compile time, wall time and CPU time in seconds; size of the temporaries and of
+        the optimizer state in bytes.
+    """
     state = tx.init(params)
     grads = jax.tree.map(lambda x: 0.1 * x + 0.01, params)
     start = time.perf_counter()
@@ -90,6 +97,7 @@ def _measure(tx, params) -> tuple[float, float, float, float, float]:
 
 
 def _train(name: str, tx, task: TransformerLM, params, num_steps: int) -> None:
+    """Train for `num_steps` and print the first loss and the mean of the last five."""
     data, state = task.load(), tx.init(params)
 
     @jax.jit

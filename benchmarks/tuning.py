@@ -1,4 +1,10 @@
-"""What tuning all runs at once gains: ``python -m benchmarks.tuning [TASK]``."""
+"""Benchmark vectorized tuning of the baselines: ``python -m benchmarks.tuning [TASK]``.
+
+Trains the grid of learning rates and schedules of every baseline in three ways: with
+`evaluation.runs.train`, which vectorizes over runs; with a Python loop over runs; and
+with a Python loop over runs and steps. The vectorized program also evaluates on the
+test set; the loops do not.
+"""
 
 import sys
 import time
@@ -27,7 +33,7 @@ NUM_STEPS = 200
 
 
 def main() -> None:
-    """Times the grids of all baselines together, and as Python loops would."""
+    """Print the time with compilation, the time without it, and the CPU time."""
     tune_cpu_compiler()
     task = ZOO[sys.argv[1] if len(sys.argv) > 1 else "digits-mlp"].problem
     assert isinstance(task, Family)
@@ -59,6 +65,7 @@ def main() -> None:
 
 
 def _grid(name: str) -> Runs:
+    """Build one run for every initial learning rate and schedule of a baseline."""
     rates = first_rates(candidate(name))
     thetas = [setting(rate, schedule) for rate in rates for schedule in SCHEDULES]
     stacked: Setting = jax.tree.map(lambda *x: jnp.stack(x), *thetas)
@@ -68,11 +75,14 @@ def _grid(name: str) -> Runs:
 
 
 def _each(group: Runs):
+    """Yield `theta` and the key of each run."""
     for i, key in enumerate(group.keys):
         yield jax.tree.map(lambda x, i=i: x[i], group.thetas), key
 
 
 def _by_runs(task: Family, groups: list[Runs]):
+    """Loop over runs in Python, with one compiled scan over the steps of a run."""
+
     def one(system, data, theta, key):
         key_init, key_steps = jax.random.split(key)
         state = system.init_state(theta, data, NUM_STEPS, key_init)
@@ -94,6 +104,7 @@ def _by_runs(task: Family, groups: list[Runs]):
 
 
 def _by_steps(task: Family, groups: list[Runs]):
+    """Loop over runs and steps in Python, with one compiled step."""
     problem, data = task.at(task.draw(jax.random.key(0))), task.load("train")
     init = jax.jit(problem.init_params)
 

@@ -1,8 +1,8 @@
-"""Trains an Equinox model on digits with a learned optimizer.
+"""Train an Equinox model on digits with a learned optimizer.
 
     python examples/equinox_mlp.py [runs/demo/optimizer.safetensors] [--num-steps 500]
 
-`make demo` writes the file; `pip install equinox` first.
+Run `make demo` to create the optimizer file, and `pip install equinox`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import lopt
 
 
 def main(path: str, num_steps: int) -> None:
-    """Trains and prints the loss over all digits, before and after."""
+    """Train the model and print the loss over all digits before and after."""
     pixels, labels = load_digits(return_X_y=True)
     images, labels = jnp.asarray(pixels / 16, jnp.float32), jnp.asarray(labels)
     model = eqx.nn.MLP(64, 10, width_size=32, depth=1, key=jax.random.key(0))
@@ -36,7 +36,7 @@ def main(path: str, num_steps: int) -> None:
         value_and_grad = eqx.filter_value_and_grad(loss)
         value, grads = value_and_grad(model, images[batch], labels[batch])
         params = eqx.filter(model, eqx.is_inexact_array)
-        # Some learned optimizers read the loss; the others ignore it.
+        # Some learned optimizers require the loss; the others ignore it.
         updates, state = optimizer.update(grads, state, params, value=value)
         return eqx.apply_updates(model, updates), state
 

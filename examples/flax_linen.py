@@ -1,8 +1,9 @@
-"""Trains a Flax Linen model on digits with a learned optimizer.
+"""Train a Flax Linen model on digits with a learned optimizer.
 
     python examples/flax_linen.py [runs/demo/optimizer.safetensors] [--num-steps 500]
 
-`make demo` writes the file. The learned optimizer is one link of an optax chain.
+Run `make demo` to create the optimizer file. The learned optimizer is one
+transformation in an `optax.chain`.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import lopt
 
 
 def main(path: str, num_steps: int) -> None:
-    """Trains and prints the loss over all digits, before and after."""
+    """Train the model and print the loss over all digits before and after."""
     pixels, labels = load_digits(return_X_y=True)
     images, labels = jnp.asarray(pixels / 16, jnp.float32), jnp.asarray(labels)
     model = nn.Sequential([nn.Dense(32), nn.relu, nn.Dense(10)])
@@ -36,7 +37,7 @@ def main(path: str, num_steps: int) -> None:
     def step(params, state, key):
         batch = jax.random.randint(key, (64,), 0, len(images))
         value, grads = jax.value_and_grad(loss)(params, images[batch], labels[batch])
-        # Some learned optimizers read the loss; the others ignore it.
+        # Some learned optimizers require the loss; the others ignore it.
         updates, state = optimizer.update(grads, state, params, value=value)
         return optax.apply_updates(params, updates), state
 

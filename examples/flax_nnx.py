@@ -1,8 +1,8 @@
-"""Trains a Flax NNX model on digits with a learned optimizer in an `nnx.Optimizer`.
+"""Train a Flax NNX model on digits with a learned optimizer in an `nnx.Optimizer`.
 
     python examples/flax_nnx.py [runs/demo/optimizer.safetensors] [--num-steps 500]
 
-`make demo` writes the file.
+Run `make demo` to create the optimizer file.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import lopt
 
 
 def main(path: str, num_steps: int) -> None:
-    """Trains and prints the loss over all digits, before and after."""
+    """Train the model and print the loss over all digits before and after."""
     pixels, labels = load_digits(return_X_y=True)
     images, labels = jnp.asarray(pixels / 16, jnp.float32), jnp.asarray(labels)
     rngs = nnx.Rngs(0)
@@ -36,7 +36,7 @@ def main(path: str, num_steps: int) -> None:
     def step(model, optimizer, key):
         batch = jax.random.randint(key, (64,), 0, len(images))
         value, grads = nnx.value_and_grad(loss)(model, images[batch], labels[batch])
-        # Some learned optimizers read the loss; the others ignore it.
+        # Some learned optimizers require the loss; the others ignore it.
         optimizer.update(model, grads, value=value)
 
     print(f"loss at the beginning: {loss(model, images, labels):.4f}")

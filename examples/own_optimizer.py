@@ -1,9 +1,11 @@
-"""Adds a learned optimizer in one file, meta-trains it with PES, and uses it.
+"""Define a learned optimizer, meta-train it with PES, export it and load it.
 
     python examples/own_optimizer.py [mine.safetensors] [--num-outer-steps 100]
 
-A learned optimizer is a class with three methods: what is learned, what is remembered
-of a tensor, and how a tensor moves. Trees, dtypes, shardings and optax come with it.
+A learned optimizer is a class with three methods: `init_theta` initializes the outer
+parameters, `init_tensor` initializes the state of one tensor, and `update_tensor`
+computes the update and the new state of one tensor. `PerTensorOptimizer` handles
+pytrees, dtypes, shardings and the optax interface.
 """
 
 import argparse
@@ -27,10 +29,16 @@ from tasks.quadratic import RandomQuadratic
 
 @dataclass(frozen=True)
 class SignMix(PerTensorOptimizer):
-    """Steps along a learned mixture of the momentum and of its sign."""
+    """Momentum and sign of momentum, each with a learned learning rate.
+
+    With gradient ``g``, step ``t`` and horizon ``T``, the update of a tensor is::
+
+        m <- decay * m + (1 - decay) * g
+        p <- p - (1 - t/T) * (exp(theta[0]) * m + exp(theta[1]) * sign(m))
+    """
 
     decay: float = 0.9
-    """Of the momentum."""
+    """Decay rate of the momentum."""
 
     @override
     def init_theta(self, key):
@@ -47,11 +55,12 @@ class SignMix(PerTensorOptimizer):
         return -rate * momentum - sign_rate * jnp.sign(momentum), momentum
 
 
-OPTIMIZERS["SignMix"] = SignMix  # by this name files are read
+# Register the class, because `lopt.load` finds the architecture of a file by name.
+OPTIMIZERS["SignMix"] = SignMix
 
 
 def main(path: str, num_outer_steps: int) -> None:
-    """Meta-trains, prints the meta-loss before and after, exports and loads."""
+    """Meta-train, print the meta-loss before and after, export to `path` and load."""
     task = RandomQuadratic()
     trainer = Trainer(
         systems=(InnerTraining(task, SignMix()),),

@@ -1,9 +1,9 @@
-"""Trains parameters that are sharded over 8 devices, as the optimizer's state is.
+"""Train parameters and optimizer state that are sharded over 8 devices.
 
     python examples/sharded_parameters.py [FILE] [--num-steps 500]
 
-FILE is runs/demo/optimizer.safetensors unless given; `make demo` writes it. The devices
-are simulated on the CPU.
+FILE defaults to runs/demo/optimizer.safetensors; run `make demo` to create it. The
+devices are simulated on the CPU.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SPECS = {"w1": P(None, "model"), "b1": P("model"), "w2": P("model", None)}
 
 
 def main(path: str, num_steps: int) -> None:
-    """Trains, and prints where things are and the loss before and after."""
+    """Train the model; print the loss before and after, and the shardings."""
     jax.config.update("jax_num_cpu_devices", 8)
     mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
     pixels, labels = load_digits(return_X_y=True)
@@ -36,7 +36,9 @@ def main(path: str, num_steps: int) -> None:
     params = jax.device_put(params, shardings)
 
     optimizer = lopt.load(path, num_steps=num_steps)
-    state = optimizer.init(params)  # not in a jit, where XLA would place its zeros
+    # Outside `jit`, the state takes the sharding of the parameters. Inside, XLA would
+    # choose the sharding of the zeros.
+    state = optimizer.init(params)
 
     def loss(params, x, y):
         logits = jax.nn.relu(x @ params["w1"] + params["b1"]) @ params["w2"]
@@ -46,6 +48,7 @@ def main(path: str, num_steps: int) -> None:
     def step(params, state, key):
         batch = jax.random.randint(key, (64,), 0, len(images))
         value, grads = jax.value_and_grad(loss)(params, images[batch], labels[batch])
+        # Some learned optimizers require the loss; the others ignore it.
         updates, state = optimizer.update(grads, state, params, value=value)
         return optax.apply_updates(params, updates), state
 

@@ -155,7 +155,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--num-seeds", type=int, default=2)
-    parser.add_argument("--num-updates", type=int, default=400)
+    parser.add_argument("--num-updates", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("runs/ablation.jsonl"))
     options = parser.parse_args()
     tune_cpu_compiler()

@@ -1,4 +1,4 @@
-"""WHO trains: learned optimizers, families of optax optimizers indexed by `theta`."""
+"""Learned optimizers: families of optax optimizers parameterized by `theta`."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ __all__ = [
     "save",
 ]
 
-# Imported when first used, so that `lopt --help` does not wait for jax.
+# Names are imported on first access, so that `lopt --help` does not import jax.
 _HOMES = {
     "AdafactorMLP": "lopt.adafactor_mlp",
     "CoordinateLSTM": "lopt.lstm",

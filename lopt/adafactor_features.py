@@ -1,4 +1,8 @@
-"""Momenta, second moments and factored ones: what the networks of 2022 on look at."""
+"""Input features of AdafactorMLP, NormalizedMLP and HyperLSTM.
+
+The features are momenta, a second moment and Adafactor's factored second moments, as in
+Metz et al. (2022, arXiv:2203.11860).
+"""
 
 import itertools
 import math
@@ -24,16 +28,16 @@ from lopt.pointwise import Apply, mean_squares, pointwise
 
 NUM_FEATURES, NUM_EXTENDED, _NUM_SMALL = 28, 30, 12
 MOMENTUM = 2
-"""Which feature is the fastest momentum; one more if they are extended."""
+"""Index of the fastest momentum among the features; one higher if extended."""
 
 
 class Decays(NamedTuple):
-    """How fast each accumulator forgets.
+    """Decay rates of the exponential moving averages in `Accumulators`.
 
     Attributes:
-        momenta: Three of them.
-        second_moment: One.
-        factored: Three of them.
+        momenta: Decays of the three momenta, fastest first.
+        second_moment: Decay of the second moment, of length 1.
+        factored: Decays of the three factored second moments.
     """
 
     momenta: Any = (0.9, 0.99, 0.999)
@@ -42,7 +46,13 @@ class Decays(NamedTuple):
 
 
 class Accumulators(NamedTuple):
-    """What is kept of the gradients of a tensor."""
+    """Moving averages of one tensor's gradients.
+
+    Attributes:
+        momenta: Averages of the gradient, one per decay, each of the tensor's shape.
+        second_moment: Average of the squared gradient, of the tensor's shape.
+        factored: Factored averages of the squared gradient.
+    """
 
     momenta: tuple[Float[Array, "..."], ...]
     second_moment: Float[Array, "..."]
@@ -50,7 +60,7 @@ class Accumulators(NamedTuple):
 
 
 def init_accumulators(param: Float[Array, "..."]) -> Accumulators:
-    """Returns them before the first gradient."""
+    """Initialize the accumulators of one tensor to zeros."""
     return Accumulators(
         momenta=tuple(zeros_like(param) for _ in Decays().momenta),
         second_moment=zeros_like(param),
@@ -63,7 +73,7 @@ def update_accumulators(
     grad: Float[Array, "..."],
     decays: Decays = Decays(),  # noqa: B008 (a constant)
 ) -> Accumulators:
-    """Returns them after one more gradient."""
+    """Update the accumulators with one gradient."""
     momenta, second_moment, factored = accumulators
     return Accumulators(
         momenta=tuple(
@@ -84,21 +94,30 @@ def apply_network(
     extended: bool,
     scale: float | Float[Array, ""] = 1.0,
 ) -> Float[Array, "*n"]:
-    """Returns ``d exp(1e-3 a)`` for each parameter of a tensor, times `scale`.
+    """Apply the network to each parameter of a tensor.
+
+    Computes ``scale * d * exp(1e-3 * a)`` elementwise, where ``d`` (direction) and
+    ``a`` (log-magnitude) are the first two network outputs. Each feature is normalized
+    to unit RMS over the tensor.
 
     Args:
-        theta: Of the network.
-        grad: Of the tensor.
-        param: The tensor.
-        accumulators: With this gradient.
-        constants: Inputs that do not depend on the parameter, after the others.
-        extended: Whether the clipped gradient, and the gradient over the root of the
-            second moment, are among the inputs: 30 instead of 28.
-        scale: Of the result.
+        theta: Weights of the network, from `init_layers`.
+        grad: Gradient of the tensor.
+        param: Value of the tensor.
+        accumulators: Accumulators that already include `grad`.
+        constants: Inputs shared by all parameters, such as the time features. They
+            follow the per-parameter features and are not normalized.
+        extended: Whether to add two inputs: the gradient clipped to [-0.1, 0.1], and
+            the gradient over the root of the second moment. This gives 30 features
+            instead of 28.
+        scale: Multiplier of the result.
+
+    Returns:
+        An array of the tensor's shape.
     """
     momenta, second_moment, (rows, cols) = accumulators
     if grad.ndim == 1:
-        cols = rows  # a vector has no columns: what would be of them is of it
+        cols = rows  # Vectors are not factored: `rows` is the full second moment.
     inverse_root = lambda x: jax.lax.rsqrt(x + 1e-8)
     small = [*rows, *cols, *map(inverse_root, rows), *map(inverse_root, cols)]
     scaling = factors(accumulators.factored, grad.shape)
@@ -114,12 +133,12 @@ def apply_network(
 
 
 def _in_order(large: Any, small: Any, join: Callable[[list[Any]], Any]) -> Any:
-    """Puts what is constant along rows or columns before the last three features."""
+    """Insert the `small` features before the last three of the `large` ones."""
     return join([large[:-3], small, large[-3:]])
 
 
 def _plain(arrays: Sequence[Array]) -> list[Array]:
-    """Returns what is known of each parameter, not yet normalised."""
+    """Compute the 16 full-shape features, before normalization."""
     grad, param, *momenta = arrays[:5]
     second_moment, scaling = arrays[5], arrays[6:]
     inverse_root = jax.lax.rsqrt(second_moment + 1e-6)
@@ -138,7 +157,7 @@ def _plain(arrays: Sequence[Array]) -> list[Array]:
 
 
 def _extended(arrays: Sequence[Array]) -> list[Array]:
-    """Returns the same, and two more."""
+    """Compute the features of `_plain` and the two extended ones."""
     plain = _plain(arrays)
     grad, inverse_root = plain[0], plain[9]
     clipped = jnp.clip(grad, -0.1, 0.1)

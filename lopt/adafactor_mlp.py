@@ -1,4 +1,4 @@
-"""An MLP with the features of Adafactor (Metz et al., 2022, arXiv:2203.11860)."""
+"""MLP optimizer with Adafactor features (Metz et al., 2022, arXiv:2203.11860)."""
 
 from dataclasses import dataclass
 
@@ -23,9 +23,10 @@ from lopt.tensors import Clock, PerTensorOptimizer, Tensor
 
 @dataclass(frozen=True)
 class AdafactorMLP(PerTensorOptimizer):
-    """A tiny MLP on momenta, second moments and factored ones, with learned decays.
+    """Per-parameter MLP on momenta and (factored) second moments, with learned decays.
 
-    28 inputs and the time; 190 weights and 7 decays by default.
+    The MLP has 39 inputs: 28 features and 11 time features. By default, `theta` has
+    190 weights and 7 decay offsets.
     """
 
     width: int = 4
@@ -33,7 +34,7 @@ class AdafactorMLP(PerTensorOptimizer):
     depth: int = 2
     """Number of hidden layers."""
     step_scale: float = 1e-3
-    """Size of a step when the network's output is one."""
+    """Multiplier of the network's output."""
 
     def __post_init__(self):
         check_sizes(self.width, self.depth)
@@ -74,6 +75,6 @@ class AdafactorMLP(PerTensorOptimizer):
 
 
 def _learned(decays, offsets):
-    """Returns ``1 - exp(10 (log(1 - decay) / 10 + offset))``, but never below zero."""
+    """Compute ``max(0, 1 - exp(10 * (log(1 - decay) / 10 + offset)))`` elementwise."""
     start = np.log1p(-np.asarray(decays)).astype(np.float32) / 10
     return jnp.maximum(1 - jnp.exp(10 * (start + offsets)), 0.0)

@@ -1,4 +1,4 @@
-"""A tensor in blocks: what is computed of one of them at a time stays in the cache."""
+"""Blockwise evaluation of elementwise functions, with intermediates in cache."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,11 +12,12 @@ Arrays: TypeAlias = Sequence[Float[Array, "..."]]
 
 
 class Blocks(NamedTuple):
-    """How a tensor is divided.
+    """Partition of a tensor into blocks of equal shape.
 
     Attributes:
-        shape: Of the tensor.
-        block: The shape of every block; the last ones overlap those before them.
+        shape: Shape of the tensor.
+        block: Shape of each block. The last block along an axis overlaps the one before
+            it if the axis is not a multiple of the block size.
     """
 
     shape: tuple[int, ...]
@@ -24,7 +25,11 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, shape: Sequence[int], room: int) -> "Blocks":
-        """Takes the last dimensions, as far as they fit; what is cut is cut evenly."""
+        """Choose blocks of at most `room` elements.
+
+        Trailing axes are kept whole as far as they fit. An axis that does not fit is
+        divided evenly.
+        """
         block = []
         for n in reversed(shape):
             num_blocks = -(-n // max(1, room))
@@ -34,7 +39,7 @@ class Blocks(NamedTuple):
 
     @property
     def num(self) -> int:
-        """How many there are."""
+        """Number of blocks."""
         return math.prod(self._counts)
 
     @property
@@ -48,14 +53,17 @@ class Blocks(NamedTuple):
         *,
         shared: bool,
     ) -> Float[Array, "..."]:
-        """Calls the function on the same block of all arrays; joins what it returns.
+        """Apply an elementwise function block by block.
 
         Args:
-            function: Returns a block.
-            arrays: Of the shape of the tensor, or 1 where they do not change along it.
-            shared: Whether all cores are to have a share of a block. The compiler makes
-                computing and writing one operation, which it does not split; so each
-                block is written in the round after the one in which it is computed.
+            function: Maps blocks of the arrays to a block of the result.
+            arrays: Arrays that are broadcastable to the tensor's shape, of equal rank.
+            shared: Whether to split each block over all cores. XLA fuses computing and
+                writing a block into one operation, which it does not parallelize.
+                Therefore each block is written one iteration after it is computed.
+
+        Returns:
+            An array of the tensor's shape.
         """
         find = lambda i: function(self._take(arrays, i))
 
@@ -75,18 +83,19 @@ class Blocks(NamedTuple):
     def sums(
         self, function: Callable[[Arrays], Arrays], arrays: Arrays
     ) -> Float[Array, " sums"]:
-        """Returns the sums, over the tensor, of each array that the function returns.
+        """Sum each result of an elementwise function over the tensor, block by block.
 
         Args:
-            function: Returns blocks.
-            arrays: Of the shape of the tensor, or 1 where they do not change along it.
+            function: Maps blocks of the arrays to a sequence of blocks.
+            arrays: Arrays that are broadcastable to the tensor's shape, of equal rank.
         """
 
         def rows(i):
             found, new = function(self._take(arrays, i)), self._place(i)[1]
             return jnp.stack([jnp.sum(jnp.where(new, x, 0.0), -1) for x in found])
 
-        # Rows are added up at last: cores have a share of them, and not of one number.
+        # Row sums are reduced after the loop, because XLA parallelizes a reduction over
+        # rows but not a reduction to a scalar.
         like = jax.eval_shape(rows, 0)
         add = lambda i, totals: totals + rows(i)
         none = _zeros(like.shape, like.dtype, arrays)
@@ -94,7 +103,7 @@ class Blocks(NamedTuple):
         return jnp.sum(totals, range(1, totals.ndim))
 
     def _place(self, i: Array | int) -> tuple[list[Array], Bool[Array, "..."]]:
-        """Returns where a block begins, and which of its elements are new."""
+        """Compute the start of block `i`, and a mask without overlapping elements."""
         starts, new = [], jnp.ones((1,) * len(self.shape), bool)
         for axis, count in reversed(list(enumerate(self._counts))):
             n, size = self.shape[axis], self.block[axis]
@@ -119,7 +128,7 @@ class Blocks(NamedTuple):
 
 
 def _zeros(shape: Sequence[int], dtype: Any, arrays: Arrays) -> Float[Array, "..."]:
-    """Returns zeros that differ between the devices of a shard_map as arrays do."""
+    """Create zeros that vary over the same `shard_map` axes as the first array."""
     axes = tuple(jax.typeof(arrays[0]).manual_axis_type.varying)
     zeros = jnp.zeros(shape, dtype)
     return jax.lax.pcast(zeros, axes, to="varying") if axes else zeros

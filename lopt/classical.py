@@ -29,19 +29,21 @@ _EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class _Classical(TensorOptimizer):
-    """Steps against a direction at a learned rate; which direction, subclasses say.
+    """Base class of optimizers with learned hyperparameters.
 
-    Theta is a dictionary of numbers by name: rates and the L2 coefficient as
-    logarithms, decays as logits, so that they lie in (0, 1) wherever theta is moved.
+    The update is ``-lr_t * direction``; subclasses define the direction. `theta` maps
+    names to arrays of shape ``()``, or ``(num_blocks,)``. Learning rates and the L2
+    coefficient are stored as logarithms, and decays as logits. They are thus positive,
+    or in (0, 1), for any `theta`.
     """
 
     schedule: Schedule = "constant"
-    """How the learning rate moves in a run; before meta-training it stands still."""
+    """Shape of the learning-rate schedule; constant before meta-training."""
     num_blocks: int = 0
-    """Tensors, in the order of the flattened tree, if each has its own rates, decays
-    and L2; 0 for one setting for all."""
+    """Number of tensors, to learn separate hyperparameters for each, in the order of
+    flattening. 0 to share one setting."""
     l2: bool = False
-    """Whether each parameter times a learned coefficient is added to its gradient."""
+    """Whether to add L2 regularization with a learned coefficient to the gradient."""
     initial_lr: float = 0.01
     """Learning rate before meta-training."""
 
@@ -51,7 +53,7 @@ class _Classical(TensorOptimizer):
     def _direction(
         self, theta: Theta, grad: Float[Array, "..."], state: TensorState
     ) -> tuple[Float[Array, "..."], TensorState]:
-        """Returns what a tensor steps against, and its new state."""
+        """Compute the direction, to be scaled by ``-lr_t``, and the new state."""
 
     def __post_init__(self):
         check_schedule(self.schedule, self.initial_lr)
@@ -64,7 +66,7 @@ class _Classical(TensorOptimizer):
     @property
     @override
     def reads_params(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether `update` must be given the parameters: L2 is of them."""
+        """Whether `update` requires the parameters; only L2 regularization does."""
         return self.l2
 
     @override
@@ -79,7 +81,7 @@ class _Classical(TensorOptimizer):
 
     @override
     def init_shared(self, num_tensors: int) -> PyTree[Array]:
-        # A tree of no tensors fits any: `optax.tree.map_params` asks with one.
+        # An empty pytree is valid: `optax.tree.map_params` calls `init` with one.
         if num_tensors and self.num_blocks not in (0, num_tensors):
             raise UserError(
                 "`num_blocks` must be the number of tensors, as each has a setting of "
@@ -112,7 +114,7 @@ class _Classical(TensorOptimizer):
 
 @dataclass(frozen=True)
 class LearnedSGD(_Classical):
-    """Gradient descent with a learned schedule and L2."""
+    """SGD with a learned schedule and optional L2 regularization."""
 
     @override
     def init_tensor(self, param):
@@ -125,7 +127,10 @@ class LearnedSGD(_Classical):
 
 @dataclass(frozen=True)
 class LearnedMomentum(_Classical):
-    """Gradient descent with Polyak's momentum: learned decay, schedule and L2."""
+    """SGD with momentum (Polyak): learned decay, schedule and optional L2.
+
+    The direction is the trace ``m_t = decay * m_{t-1} + g_t``.
+    """
 
     _initial_decays: ClassVar[Mapping[str, float]] = {"decay": 0.9}
 
@@ -140,9 +145,13 @@ class LearnedMomentum(_Classical):
 
 
 class AdamState(NamedTuple):
-    """Averages of a tensor's gradients and of their squares, and over how many.
+    """Accumulators of one tensor.
 
-    It counts for itself: the clock stands still past the horizon, bias does not.
+    Attributes:
+        num_updates: Number of updates of this tensor, for bias correction. Unlike
+            `Clock.step`, it is not clamped at the horizon.
+        first: Moving average of the gradients.
+        second: Moving average of the squared gradients.
     """
 
     num_updates: Int[Array, ""]
@@ -152,7 +161,7 @@ class AdamState(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnedAdam(_Classical):
-    """Adam with learned decays, schedule and L2."""
+    """Adam with learned decays, a learned schedule and optional L2 regularization."""
 
     initial_lr: float = 1e-3
     """Learning rate before meta-training."""
@@ -178,17 +187,17 @@ class LearnedAdam(_Classical):
 
 
 def _average(old: Array, new: Array, logit: Float[Array, ""]) -> Array:
-    """Returns a moving average after one more value."""
-    # One minus a decay near one would have lost its digits; this has not.
+    """Update an exponential moving average whose decay is ``sigmoid(logit)``."""
+    # For decays near one, sigmoid(-logit) avoids the cancellation in 1 - decay.
     return jax.nn.sigmoid(logit) * old + jax.nn.sigmoid(-logit) * new
 
 
 def _total_weight(count: Int[Array, ""], logit: Float[Array, ""]) -> Float[Array, ""]:
-    """Returns the weight of all values in an average: ``1 - decay**count``."""
+    """Compute Adam's bias correction, ``1 - decay**count``."""
     return -jnp.expm1(count.astype(jnp.float32) * jax.nn.log_sigmoid(logit))
 
 
 def _root(square: Array) -> Array:
-    """Returns the square root; at zero with a derivative of zero, not infinity."""
+    """Compute the square root, with derivative 0 instead of infinity at 0."""
     positive = square > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0)

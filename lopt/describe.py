@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain JSON values and back: a type name and the fields."""
+"""Conversion of frozen dataclasses to and from JSON values."""
 
 import dataclasses
 import math
@@ -15,7 +15,15 @@ Kind = TypeVar("Kind")
 
 
 def to_dict(value: Any) -> Any:
-    """Returns `value` as JSON values; a dataclass becomes ``{"type": ..., fields}``."""
+    """Convert `value` to JSON values.
+
+    A dataclass becomes ``{"type": class_name, **fields}``, a tuple a list and a path a
+    string.
+
+    Raises:
+        UserError: If a float is not finite.
+        TypeError: If a value has another type.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             f.name: to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)
@@ -33,7 +41,17 @@ def to_dict(value: Any) -> Any:
 
 
 def from_dict(value: Any, types: Mapping[str, type]) -> Any:
-    """Inverts `to_dict`; only the dataclasses in `types` are ever made."""
+    """Invert `to_dict`.
+
+    Lists become tuples. Paths remain strings.
+
+    Args:
+        value: JSON values from `to_dict`.
+        types: Dataclasses by name. Other classes are never instantiated.
+
+    Raises:
+        UserError: If a type or a field is unknown, or a field has the wrong type.
+    """
     if isinstance(value, Mapping):
         name = str(value.get("type"))
         if name not in types:
@@ -51,15 +69,15 @@ def from_dict(value: Any, types: Mapping[str, type]) -> Any:
 
 
 def _check_fields(kind: type, fields: Mapping[str, Any]) -> None:
-    """Raises unless `kind` has such fields, and they may have such values."""
+    """Validate the names of fields against `kind`, and their values by annotation."""
     known = {field.name for field in dataclasses.fields(kind)}
     if unknown := set(fields) - known:
         raise UserError(
             f"{kind.__name__} has no {', '.join(sorted(unknown))}; it has "
             f"{', '.join(sorted(known))}. It was written by another version."
         )
-    # Classes do not look at the types of their fields: a text for a number would only
-    # be noticed where it is used, or never.
+    # Dataclasses do not validate the types of their fields: a string in place of a
+    # number would fail later, or not at all.
     annotations = typing.get_type_hints(kind)
     for name, value in fields.items():
         wanted = annotations[name]
@@ -72,7 +90,7 @@ def _check_fields(kind: type, fields: Mapping[str, Any]) -> None:
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether `value` is what an annotation says; those unknown here allow all."""
+    """Check `value` against an annotation; unsupported annotations match anything."""
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         return _fits(value, parts[0])
@@ -88,19 +106,22 @@ def _fits(value: Any, annotation: Any) -> bool:
         return len(parts) == len(value) and all(map(_fits, value, parts))
     if not isinstance(annotation, type) or origin is not None:
         return True
-    if annotation is Path:  # which is written as a text
+    if annotation is Path:  # `to_dict` writes paths as strings
         return isinstance(value, str | Path)
     if annotation in (int, float) and isinstance(value, bool):
         return False
     if annotation is float:
-        # Whole numbers stand for themselves, as far as jax takes them.
+        # Integers are valid floats within int32, the range that JAX accepts.
         largest = 2**31 - 1 if isinstance(value, int) else sys.float_info.max
         return isinstance(value, int | float) and -largest <= value <= largest
     return isinstance(value, annotation)
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Lists the fields in which two descriptions differ, as ``path: old -> new``."""
+    """List the differing fields of two `to_dict` results as ``path: old -> new``.
+
+    A missing key is equivalent to `None`.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         keys = list(dict.fromkeys([*old, *new]))
         pairs = [(f"{path}.{k}".lstrip("."), old.get(k), new.get(k)) for k in keys]
@@ -114,9 +135,13 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
 
 
 def convert(old: Any, kind: type[Kind], **fields: Any) -> Kind:
-    """Returns a `kind` with `fields`, and what else it has in common with `old`.
+    """Create a `kind` from the fields that it shares with `old`.
 
-    Fields that `kind` does not have are left out.
+    Args:
+        old: Object whose attributes are copied.
+        kind: Dataclass to create.
+        **fields: Values that override those of `old`. Names that are not fields of
+            `kind` are ignored.
     """
     names = [field.name for field in dataclasses.fields(cast(Any, kind))]
     shared = {name: getattr(old, name) for name in names if hasattr(old, name)}

@@ -1,4 +1,4 @@
-"""The error for what a user can put right; the command line shows its text alone."""
+"""Errors that users can fix; the command line prints them without a traceback."""
 
 import difflib
 from collections.abc import Mapping
@@ -8,18 +8,34 @@ Value = TypeVar("Value")
 
 
 class UserError(ValueError):
-    """Says what must hold, what came and what to try."""
+    """Error caused by invalid user input.
+
+    The message states the requirement, the value received and a remedy.
+    """
 
     is_for_user = True
 
 
 def is_for_user(error: BaseException) -> bool:
-    """Whether an error's text is all that a user needs to see of it."""
+    """Check whether to print an error without its traceback."""
     return getattr(error, "is_for_user", False)
 
 
 def find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
-    """Returns ``known[name]``, or says which name is nearest."""
+    """Look up ``known[name]``.
+
+    Args:
+        kind: Kind of object, for the error message.
+        name: Key to look up.
+        known: Objects by name.
+
+    Returns:
+        The object registered under `name`.
+
+    Raises:
+        UserError: If `name` is unknown. The message suggests the closest name, or lists
+            all names if none is close.
+    """
     if name in known:
         return known[name]
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)

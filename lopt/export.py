@@ -1,4 +1,4 @@
-"""A trained optimizer in one self-describing `.safetensors` file."""
+"""Export of trained optimizers to self-describing `.safetensors` files."""
 
 import dataclasses
 import functools
@@ -40,13 +40,17 @@ def save(
     theta: Theta,
     card: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes `optimizer` with its `theta` to `path`, whole or not at all.
+    """Write `optimizer` and `theta` to `path` atomically.
 
     Args:
-        path: Where to write; a file already there is replaced.
-        optimizer: The architecture and its hyperparameters.
-        theta: The trained outer parameters.
-        card: What a reader should know: tasks, horizons, outer steps, seed.
+        path: Output file; an existing file is replaced.
+        optimizer: Architecture with its hyperparameters.
+        theta: Trained outer parameters.
+        card: Metadata with JSON values, such as tasks, horizons, outer steps and seed.
+
+    Raises:
+        UserError: If `theta` does not match `optimizer` or is not finite, or if `card`
+            is not valid JSON.
     """
     path = Path(path)
     tensors = {n: np.array(leaf, order="C") for n, leaf in _named_leaves(theta)}
@@ -60,14 +64,16 @@ def save(
         "format": FORMAT,
         "architecture": described.pop("type"),
         "hyperparameters": described,
-        "card": json.loads(text),  # as a reader will have it, and its checksum
+        # A JSON round trip, so that the checksum covers the card as it is read back.
+        "card": json.loads(text),
         "versions": {
             name: importlib.metadata.version(name)
             for name in ("lopt", "jax", "flax", "optax")
         },
     }
     header["sha256"] = _checksum(header, tensors)
-    # One entry: safetensors writes several in any order, and the file is reproducible.
+    # A single metadata entry keeps the file reproducible: safetensors writes several in
+    # arbitrary order.
     metadata = {_HEADER: json.dumps(header)}
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(safetensors.numpy.save(tensors, metadata))
@@ -81,19 +87,26 @@ def load(
     learning_rate_scale: float | Float[Array, ""] = 1.0,
     weight_decay: float | Float[Array, ""] = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Loads a trained optimizer as an optax transformation.
+    """Load a trained optimizer as an optax transformation.
 
-    Warns if `num_steps` is far outside the horizons of meta-training, and once if
-    `update` is called more than `num_steps` times.
+    Warns if `num_steps` is above the longest horizon of meta-training or below half the
+    shortest. Warns once per file if `update` is called more than `num_steps` times.
 
     Args:
         path: Name of a shipped optimizer (`lopt.list_pretrained()`), or a file written
-            by `save`, by `lopt meta-train` or by `lopt export`.
+            by `save`, `lopt meta-train` or `lopt export`.
         num_steps: Number of updates of the training run. Required: the schedule
             depends on it.
-        learning_rate_scale: Factor on every update.
-        weight_decay: Decoupled weight decay: the fraction of every tensor of rank two
-            or more that each update subtracts, annealed linearly to zero.
+        learning_rate_scale: Factor applied to every update.
+        weight_decay: Decoupled weight decay. Each update subtracts this fraction of
+            every tensor of rank two or more, annealed linearly to zero over the run. It
+            is not multiplied by `learning_rate_scale`.
+
+    Returns:
+        An optax gradient transformation.
+
+    Raises:
+        UserError: If the file cannot be read or an argument is invalid.
     """
     total = _whole_number(num_steps)
     _check_knobs(learning_rate_scale, weight_decay)
@@ -110,12 +123,15 @@ def load(
 
 
 def load_theta(path: str | Path) -> tuple[LearnedOptimizer, Theta]:
-    """Loads the architecture and the trained outer parameters."""
+    """Load the architecture and the trained outer parameters."""
     return _make(path, *_read(resolve(path)))
 
 
 def read_card(path: str | Path) -> dict[str, Any]:
-    """Reads the card: architecture, tasks, horizons, versions."""
+    """Read the card, the header entries and `num_parameters` as one dictionary.
+
+    Header entries are the architecture, hyperparameters, versions, format and checksum.
+    """
     header, tensors = _read(resolve(path))
     num_parameters = sum(int(x.size) for x in tensors.values())
     card = header.pop("card")
@@ -138,14 +154,14 @@ def _checksum(header: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> s
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Returns the header and the tensors of a file that is whole."""
+    """Read the header and the tensors of a file, and verify its checksum."""
     if not path.is_file():
         raise UserError(
             f"{path} must be a file written by `lopt export`; there is none. "
             "Try `lopt export RUN_DIR --out FILE`."
         )
     try:
-        # Sizes that the file does not have are refused before anything is allocated.
+        # `safe_open` rejects sizes beyond the end of the file before it allocates.
         with safetensors.safe_open(path, framework="numpy") as file:
             header = _read_header(path, file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -153,8 +169,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         is_whole = header.get("sha256") == _checksum(unsigned, tensors)
     except UserError:
         raise
-    # Damage has no type: NumPy lacks some types of numbers (an AttributeError) and some
-    # shapes (a ValueError), headers nest too deep (a RecursionError).
+    # A damaged file may raise any exception: AttributeError for dtypes and ValueError
+    # for shapes that NumPy does not support, RecursionError for deeply nested headers.
     except Exception as error:
         raise UserError(
             f"{path} must be a whole safetensors file; it cannot be read "
@@ -175,7 +191,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the header of a file that this version can read."""
+    """Parse the `lopt` metadata entry and validate its format version."""
     if _HEADER not in metadata:
         raise UserError(
             f"{path} is a safetensors file but not an optimizer of lopt: its header "
@@ -190,7 +206,7 @@ def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
         raise UserError(
             f"{path} is damaged: its header cannot be read. Copy or export it again."
         ) from error
-    # Before the checksum: a newer format may compute it otherwise.
+    # Precedes the checksum, which a newer format may compute differently.
     if version > FORMAT:
         raise UserError(
             f"{path} has format {_one_line(version)}; this version of lopt reads up to "
@@ -202,12 +218,12 @@ def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
 def _make(
     path: str | Path, header: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
 ) -> tuple[LearnedOptimizer, Theta]:
-    """Returns the optimizer that a header describes, and its theta."""
+    """Create the optimizer described by a header, and its `theta`."""
     described = {**header["hyperparameters"], "type": header["architecture"]}
     try:
         optimizer = from_dict(described, OPTIMIZERS)
         template = _check_theta(optimizer, tensors)
-    # Any optimizer may be handed any hyperparameters here.
+    # Hyperparameters from a file may raise any exception in any optimizer.
     except Exception as error:
         raise UserError(f"{path}: {_one_line(error)}") from error
     leaves = [jnp.asarray(tensors[name]) for name, _ in _named_leaves(template)]
@@ -217,7 +233,14 @@ def _make(
 def _check_theta(
     optimizer: LearnedOptimizer, tensors: Mapping[str, np.ndarray]
 ) -> PyTree[jax.ShapeDtypeStruct]:
-    """Raises unless `tensors` are a theta of `optimizer`; returns the shapes of one."""
+    """Validate `tensors` as outer parameters of `optimizer`.
+
+    Returns:
+        The shapes and dtypes of `theta`, as a pytree of `jax.ShapeDtypeStruct`.
+
+    Raises:
+        UserError: If names, shapes or dtypes do not match, or a value is not finite.
+    """
     sizes = [n for tensor in tensors.values() for n in tensor.shape]
     _check_sizes(optimizer, max([_LARGEST_SIZE, len(tensors), *sizes]))
     template = _template(optimizer)
@@ -237,10 +260,14 @@ def _check_theta(
 
 
 def _check_sizes(optimizer: Any, largest: int) -> None:
-    """Raises if a hyperparameter asks for more than could be in a file.
+    """Raise if a hyperparameter implies a larger `theta` than the file contains.
 
-    A small file may ask for a network of a billion layers, and it would take hours to
-    find that it has not got them.
+    A small file may specify a network of a billion layers, and tracing its `init_theta`
+    would take hours. Nested dataclasses are checked recursively.
+
+    Args:
+        optimizer: Dataclass whose fields are checked.
+        largest: Upper bound on integers that determine the shapes of `theta`.
     """
     values = {
         field.name: getattr(optimizer, field.name)
@@ -256,7 +283,7 @@ def _check_sizes(optimizer: Any, largest: int) -> None:
     small = {n: () if isinstance(values[n], tuple) else 1 for n in large}
     for name in large:
         make = lambda **changed: dataclasses.replace(optimizer, **small | changed)
-        # What theta does not depend on is no size, and may be as large as it likes.
+        # Integers that do not affect the shapes of `theta` are unbounded.
         if isinstance(values[name], tuple) or (
             _template(make(**{name: 1})) != _template(make(**{name: 2}))
         ):
@@ -272,14 +299,14 @@ def _template(optimizer: LearnedOptimizer) -> PyTree[jax.ShapeDtypeStruct]:
 
 
 def _one_line(error: object) -> str:
-    """Returns a text that may come from the file, fit to be part of a sentence."""
+    """Format untrusted text as one printable line of at most 500 characters."""
     text = " ".join(str(error).split())
     text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= 500 else f"{text[:500]}..."
 
 
 def _whole_number(num_steps: Any) -> NumSteps:
-    """Returns an integer; an array of one if it is not known before the run."""
+    """Validate `num_steps` and clamp it to int32; traced values are only cast."""
     if num_steps is None:
         raise UserError(
             "`num_steps` must be given: a learned optimizer schedules its steps over "
@@ -305,14 +332,14 @@ def _check_knobs(learning_rate_scale: Any, weight_decay: Any) -> None:
     }
     for name, (value, wanted, example) in limits.items():
         if isinstance(value, jax.Array):
-            continue  # `optax.inject_hyperparams` traces them
+            continue  # traced by `optax.inject_hyperparams`, so unknown here
         least = 0 <= value < 1 if name == "weight_decay" else 0 < value < math.inf
         if not least:
             raise UserError(f"`{name}` must be {wanted}; got {value}. Try {example}.")
 
 
 def _is_set(value: Any, default: float) -> bool:
-    """Whether a knob differs from its default, as far as can be known."""
+    """Check whether a value may differ from its default; true for JAX arrays."""
     return isinstance(value, jax.Array) or value != default
 
 
@@ -325,7 +352,7 @@ def _chained(
 def _annealed_weight_decay(
     weight_decay: float | Float[Array, ""], num_steps: NumSteps
 ) -> optax.GradientTransformation:
-    """Subtracts a fraction of every matrix that falls linearly to zero."""
+    """Decoupled weight decay of tensors of rank >= 2, annealed linearly to zero."""
 
     def schedule(count):
         progress = jnp.minimum(count / jnp.asarray(num_steps, jnp.float32), 1.0)
@@ -338,7 +365,7 @@ def _annealed_weight_decay(
 
 
 def _warn_of_horizon(path: Any, num_steps: NumSteps, card: Mapping[str, Any]) -> None:
-    """Warns of runs longer than any horizon of meta-training, or far shorter."""
+    """Warn of runs longer than all training horizons, or under half the shortest."""
     horizons = card.get("horizons")
     numbers = horizons if isinstance(horizons, list) else [horizons]
     known = [float(x) for x in numbers if isinstance(x, int | float)]
@@ -362,10 +389,10 @@ def _with_end(
     num_steps: NumSteps,
     path: str | Path,
 ) -> optax.GradientTransformationExtraArgs:
-    """Warns, once for a file, when `inner` is updated past its last step."""
+    """Wrap `inner` to warn, once per file, about updates past `num_steps`."""
 
     def warn(is_over, total):
-        with _lock:  # devices call on threads of their own
+        with _lock:  # callbacks of different devices run on different threads
             if not is_over or Path(path).absolute() in _warned:
                 return
             _warned.add(Path(path).absolute())
@@ -381,8 +408,8 @@ def _with_end(
         else:
             warn(bool(is_over), int(total))
 
-    # A cond under vmap runs both branches: the host would be called for every member,
-    # in every step. Here it is called when the first of them is over.
+    # Under vmap, `cond` runs both branches: the callback would run for every member of
+    # the batch at every step. The custom rule calls it once any member is past the end.
     @jax.custom_batching.custom_vmap
     def watch_traced(is_over, total):
         call = lambda: jax.debug.callback(warn, is_over, total)
@@ -405,7 +432,7 @@ def _with_end(
 
 
 def _count(state: Any) -> Any:
-    """Returns the number of updates taken, if the state tells."""
+    """Find the number of updates in an optimizer state, or `None` if absent."""
     for _, count in optax.tree.get_all_with_path(state, "count"):
         is_integer = jnp.issubdtype(jnp.result_type(count), jnp.integer)
         if is_integer and jnp.shape(count) == ():

@@ -1,4 +1,4 @@
-"""What learned optimizers know about each parameter, and about the time."""
+"""Accumulators and input features of learned optimizers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ TIME_SCALES = (1, 3, 10, 30, 100, 300, 1e3, 3e3, 1e4, 3e4, 1e5)
 
 
 def zeros_like(param: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Returns an empty accumulator, on the devices where `param` is."""
+    """Initialize a float32 accumulator like `param`, on the devices of `param`."""
     return jnp.zeros_like(param, dtype=jnp.float32)
 
 
@@ -22,28 +22,32 @@ def decayed(
     new: Float[Array, "*n"],
     decay: float | Float[Array, ""],
 ) -> Float[Array, "*n"]:
-    """Returns an exponential moving average after one more value."""
+    """Update an exponential moving average: ``decay * old + (1 - decay) * new``."""
     return decay * old + (1 - decay) * new
 
 
 def time_features(step: Int[Array, ""]) -> Float[Array, " time"]:
-    """Returns ``tanh(step / scale - 1)``: which time scales have passed."""
+    """Compute ``tanh(step / scale - 1)`` for each scale in `TIME_SCALES`."""
     return jnp.tanh(
         step.astype(jnp.float32) / jnp.asarray(TIME_SCALES, jnp.float32) - 1.0
     )
 
 
 def mean_square(feature: Float[Array, "..."]) -> Float[Array, ""]:
-    """Returns the mean of the squares of a feature of a tensor."""
+    """Compute the mean square of an array."""
     return jnp.mean(jnp.square(feature))
 
 
 class Factored(NamedTuple):
-    """Second moments as Adafactor keeps them, for several decays.
+    """Factored second moments as in Adafactor, one per decay.
+
+    Means keep the reduced axis with size 1, so that they broadcast to the tensor.
 
     Attributes:
-        row: The mean of squares along the columns; of a vector, the squares.
-        col: The mean along the rows; unused of a vector.
+        row: Averages of the squared gradient's mean over the column axis. For a vector,
+            averages of the squared gradient itself.
+        col: Averages of the squared gradient's mean over the row axis. Unused for a
+            vector.
     """
 
     row: tuple[Float[Array, "..."], ...]
@@ -51,7 +55,7 @@ class Factored(NamedTuple):
 
 
 def factored_axes(shape: Sequence[int]) -> tuple[int, int] | None:
-    """Returns the axes of rows and columns, the two largest; none of a vector."""
+    """Select the two largest axes as (row, column) axes; `None` for a vector."""
     if len(shape) < 2:
         return None
     row, col = sorted(np.argsort(shape, kind="stable")[-2:])
@@ -59,13 +63,13 @@ def factored_axes(shape: Sequence[int]) -> tuple[int, int] | None:
 
 
 def init_factored(param: Float[Array, "..."], num_decays: int) -> Factored:
-    """Returns empty second moments."""
+    """Initialize factored second moments to zeros."""
     axes = factored_axes(param.shape)
 
     def empty(axis):
         return zeros_like(param).sum(axis, keepdims=True)
 
-    # Arrays of their own, as no buffer can be donated twice.
+    # Separate arrays for each decay, because a buffer cannot be donated twice.
     rows = [empty(axes[1]) if axes else zeros_like(param) for _ in range(num_decays)]
     cols = [
         empty(axes[0]) if axes else jnp.zeros(1, jnp.float32) for _ in range(num_decays)
@@ -78,7 +82,7 @@ def update_factored(
     grad: Float[Array, "..."],
     decays: Sequence[float] | Float[Array, " decays"],
 ) -> Factored:
-    """Returns the second moments after one more gradient."""
+    """Update the factored second moments with one gradient."""
     squares = jnp.square(grad) + 1e-30
     rows, cols = squares, None
     if axes := factored_axes(grad.shape):
@@ -95,7 +99,20 @@ def update_factored(
 def factors(
     factored: Factored, shape: Sequence[int]
 ) -> list[tuple[Float[Array, "..."], ...]]:
-    """Returns what a tensor is to be multiplied by to be normalised, by decay."""
+    """Compute the factors of Adafactor's preconditioner ``1 / sqrt(v)``.
+
+    A factored second moment is ``v = row * col / mean(row)``. All arguments of square
+    roots are clamped to at least 1e-9.
+
+    Args:
+        factored: Factored second moments of a tensor.
+        shape: Shape of the tensor.
+
+    Returns:
+        For each decay, a tuple of arrays that are broadcastable to `shape` and whose
+        product is the preconditioner: (row factor, column factor), or one array for a
+        vector.
+    """
     axes = factored_axes(shape)
     if axes is None:
         return [(jax.lax.rsqrt(jnp.maximum(v, 1e-9)),) for v in factored.row]

@@ -1,4 +1,4 @@
-"""A function of every parameter alone as a Pallas kernel for GPUs, by Triton."""
+"""Elementwise functions as Pallas kernels for GPUs (Triton)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,8 +10,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
-_BLOCK = 128  # parameters at a time: with 32 units, 32 numbers for each thread
-_SMALLEST = 16  # side of a matrix that Triton multiplies
+# Parameters per block. A layer of 32 units then takes 32 values per thread.
+_BLOCK = 128
+_SMALLEST = 16  # Smallest matrix dimension that `triton.dot` supports.
 
 
 def in_kernel(
@@ -21,15 +22,20 @@ def in_kernel(
     *,
     interpret: bool = False,
 ) -> Float[Array, "..."]:
-    """Calls ``call(apply, arrays, weights)`` on one block of a tensor after the other.
+    """Compute ``call(apply, arrays, weights)`` block by block in one kernel.
 
-    Every array is read once, and nothing but the result is written.
+    Each array is read once and only the result is written.
 
     Args:
-        call: Treats every element alone. It is given a way to apply layers.
-        arrays: Of the shape of the tensor, or 1 where they do not change along it.
-        weights: The same for all elements; scalars come as values.
-        interpret: Whether to run it without a compiler, to be tested.
+        call: Elementwise function. Its first argument is a function that applies
+            layers.
+        arrays: Arrays that are broadcastable to the tensor's shape, of equal rank.
+        weights: Arrays that all elements share. Scalars are passed to `call` as values,
+            others as refs.
+        interpret: Whether to run the kernel in Pallas's interpreter, for tests.
+
+    Returns:
+        An array of the tensor's shape.
     """
     shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
     size = math.prod(shape)
@@ -66,7 +72,7 @@ def in_kernel(
 def _apply(
     rows: Sequence[Float[Array, " block"]], layers: Sequence[tuple[Any, Any]]
 ) -> Sequence[Float[Array, " block"]]:
-    """Applies layers: by terms the first and the last, by products those between."""
+    """Apply the first and last layer as sums, and those between as matrix products."""
     (kernel, bias), *between, (last, offsets) = layers
     column = lambda ref, *index: _read(ref, *index)[:, None]
     x = column(bias, None)
@@ -83,7 +89,13 @@ def _apply(
 
 
 def _read(ref: Any, *index: int | None) -> Float[Array, "..."]:
-    """Reads weights; where no index is given all, with zeros up to a power of two."""
+    """Load weights from a ref, zero-padded to powers of two.
+
+    Args:
+        ref: Kernel or bias.
+        *index: One entry per axis: an index, or `None` to load the whole axis, padded
+            to a power of two that is at least `_SMALLEST`.
+    """
     sizes = [n for n, i in zip(ref.shape, index, strict=True) if i is None]
     places, is_inside = [], jnp.bool_(True)
     for axis, n in enumerate(sizes):
@@ -99,7 +111,13 @@ def _read(ref: Any, *index: int | None) -> Float[Array, "..."]:
 def _find(
     elements: Int[Array, " block"], shape: Sequence[int], whole: Sequence[int]
 ) -> Int[Array, " block"]:
-    """Returns where elements are in an array that does not change along all of it."""
+    """Convert flat indices of the tensor to flat indices of a broadcast array.
+
+    Args:
+        elements: Flat indices into the tensor.
+        shape: Shape of the array, broadcastable to `whole`.
+        whole: Shape of the tensor.
+    """
     if tuple(shape) == tuple(whole):
         return elements
     found, stride = jnp.zeros_like(elements), 1

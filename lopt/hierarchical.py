@@ -1,4 +1,4 @@
-"""A hierarchy of RNNs in the manner of Wichrowska et al. (2017, arXiv:1703.04813)."""
+"""Hierarchical RNN optimizer after Wichrowska et al. (2017, arXiv:1703.04813)."""
 
 import itertools
 import math
@@ -18,31 +18,33 @@ from lopt.network import along_first, linear
 from lopt.tensors import Clock, Tensor, TensorOptimizer
 
 _NUM_MOMENTA = 4
-# Momenta, products of neighbours, relative magnitudes, relative learning rate.
+# Scaled momenta, products of adjacent ones, relative log mean squares, relative log
+# learning rate.
 _NUM_INPUTS = _NUM_MOMENTA + (_NUM_MOMENTA - 1) + _NUM_MOMENTA + 1
 _NUM_OUTPUTS = 4
 _LEVELS = ("parameter", "tensor", "whole")
 _TINY = 1e-16
-# Learning rates stay within this power of e of the first one, and finite.
+# Bound on ``|log(learning rate / initial learning rate)|``, which keeps rates finite.
 _FARTHEST = 10.0
-# Logits of the first decays: of momenta 0.9, of scales and learning rates 0.96.
+# Logits of the initial decays: 0.9 for momenta, 0.96 for mean squares and rates.
 _MOMENTUM_LOGIT, _SCALE_LOGIT, _RATE_LOGIT = 2.2, 3.2, 3.2
 
 _zeros = nn.initializers.zeros
-# Half the usual variance: inputs and hidden units add up.
+# Half of LeCun's variance, because input and recurrent terms are summed.
 _normal = nn.initializers.variance_scaling(0.5, "fan_in", "truncated_normal")
 
 
 class HierarchicalState(NamedTuple):
-    """What is known of each parameter of a tensor: 21 numbers.
+    """State of one tensor: 21 values per parameter by default.
 
     Attributes:
-        hidden: The units of its RNN, on an axis that comes first.
-        momenta: Averages of its gradients, each over twice the time of the one before.
-        mean_squares: Averages of their squares.
-        log_rate: Logarithm of its learning rate, over the first one.
-        momentum_logit: Gives the decay of the fastest momentum.
-        scale_logit: Gives the decay of the mean squares.
+        hidden: Hidden state of each parameter's RNN, with units on the first axis.
+        momenta: Averages of the gradient, each over twice the time scale of the
+            previous one.
+        mean_squares: Averages of the squares of `momenta`.
+        log_rate: ``log(learning rate / initial learning rate)`` of each parameter.
+        momentum_logit: Logit of the decay of the fastest momentum.
+        scale_logit: Logit of the decay of `mean_squares`.
     """
 
     hidden: Float[Array, "units ..."]
@@ -54,14 +56,19 @@ class HierarchicalState(NamedTuple):
 
 
 class HierarchicalShared(NamedTuple):
-    """Hidden units of the RNNs of the tensors, and of the one above them."""
+    """Hidden states of the upper two levels.
+
+    Attributes:
+        tensors: Hidden state of each tensor's RNN.
+        whole: Hidden state of the global RNN.
+    """
 
     tensors: Float[Array, "tensors units"]
     whole: Float[Array, " units"]
 
 
 class _Hidden(NamedTuple):
-    """Hidden units of all RNNs, one RNN in each column."""
+    """Hidden states of the RNNs of all levels, with units on the first axis."""
 
     parameters: list[Float[Array, "units ..."]]
     tensors: Float[Array, "units tensors"]
@@ -69,7 +76,7 @@ class _Hidden(NamedTuple):
 
 
 class _GRU(nn.Module):
-    """Steps GRUs with the same weights, one in each column."""
+    """GRU cell with shared weights; units on the first axis, batch on the others."""
 
     width: int
 
@@ -81,7 +88,7 @@ class _GRU(nn.Module):
         hidden: Float[Array, "width ..."],
         from_above: Float[Array, "gates 1"] | None = None,
     ) -> Float[Array, "width ..."]:
-        """Returns the next hidden units; `from_above` is added to the biases."""
+        """Compute the next hidden state; `from_above` is added to the biases."""
         size = 3 * self.width
         kernel = self.param("kernel", _normal, (len(inputs), size), jnp.float32)
         recurrent = self.param("recurrent", _normal, (self.width, size), jnp.float32)
@@ -94,13 +101,14 @@ class _GRU(nn.Module):
         return _blend(hidden, jnp.tanh(drive[num_gates:] + recalled), keep)
 
     def _init_bias(self, key: PRNGKeyArray, shape, dtype) -> Array:
-        # It starts out remembering: the gates are nine tenths open.
+        # A logit of 2.2 opens the reset and keep gates to 0.9 at initialization, so
+        # that the hidden state persists.
         gates = jnp.full(2 * self.width, 2.2, dtype)
         return jnp.concatenate([gates, jnp.zeros(self.width, dtype)])
 
 
 class _Network(nn.Module):
-    """The RNNs of the three levels, and the outputs of the lowest."""
+    """RNNs of the three levels and output layer of the parameter level."""
 
     widths: tuple[int, int, int]
 
@@ -112,12 +120,14 @@ class _Network(nn.Module):
         hidden: _Hidden,
         is_first: Bool[Array, ""],
     ) -> tuple[list[Float[Array, "outputs ..."]], _Hidden]:
-        """Returns the outputs for each tensor and all hidden units.
+        """Compute the outputs for each tensor and the new hidden states.
 
-        Levels read what is above them as it was, and what is below them as it is.
+        Each level reads the previous hidden states of the levels above it and the
+        current ones of the level below it.
         """
         width, tensor_width, whole_width = self.widths
-        # Hidden units begin at learned values: states are made before theta is known.
+        # The initial hidden states are part of theta, which is not available when the
+        # state is initialized. They are therefore inserted at the first step.
         initial = [
             self.param(f"initial_{name}", _zeros, (size, 1), jnp.float32)
             for name, size in zip(_LEVELS, self.widths, strict=True)
@@ -160,25 +170,26 @@ def _init_output_bias(key: PRNGKeyArray, shape, dtype) -> Array:
 
 @dataclass(frozen=True)
 class HierarchicalRNN(TensorOptimizer):
-    """Gives an RNN to every parameter, one to every tensor, and one to all of them.
+    """Hierarchy of RNNs: one per parameter, one per tensor and one global RNN.
 
-    A parameter's RNN reads four momenta over their root mean squares, products of
-    neighbours among these, the logarithms of the mean squares relative to their mean,
-    and its learning rate relative to the tensor's. Its outputs are a direction, a
-    change of the learning rate, and the decays of the averages for the next step. The
-    step is the learning rate times the direction, which has an RMS of one in a tensor.
+    The inputs of a parameter's RNN are four momenta divided by their root mean squares,
+    products of adjacent scaled momenta, the log mean squares relative to their average
+    over the four time scales, and the log learning rate relative to the tensor's mean.
+    Its outputs are a direction, a change of the log learning rate, and the decays of
+    the averages for the next step. The update is minus the learning rate times the
+    direction, which is normalized to unit RMS over the tensor.
     """
 
     reads_params: ClassVar[bool] = False
 
     parameter_width: int = 10
-    """Units of the RNN of a parameter."""
+    """Units in the RNN of a parameter."""
     tensor_width: int = 20
-    """Units of the RNN of a tensor."""
+    """Units in the RNN of a tensor."""
     global_width: int = 20
-    """Units of the RNN above them."""
+    """Units in the global RNN."""
     initial_lr: float = 0.01
-    """First learning rate, before meta-training."""
+    """Initial learning rate before meta-training; `theta` learns its logarithm."""
 
     def __post_init__(self):
         if min(self._widths) < 1:
@@ -203,7 +214,8 @@ class HierarchicalRNN(TensorOptimizer):
         network = _Network(self._widths).init(key, inputs, hidden, jnp.asarray(True))
         return {
             **network,
-            # Past the RNNs, which say nothing yet: the mean of the scaled momenta.
+            # Skip connection around the RNNs, whose direction is zero at
+            # initialization: the mean of the scaled momenta.
             "shortcut": jnp.full(_NUM_MOMENTA, 1 / _NUM_MOMENTA, jnp.float32),
             "initial_log_rate": jnp.full((), math.log(self.initial_lr), jnp.float32),
             "log_rate_logit": jnp.full((), _RATE_LOGIT, jnp.float32),
@@ -255,16 +267,17 @@ class HierarchicalRNN(TensorOptimizer):
 def _blend(
     old: Float[Array, "..."], new: Float[Array, "..."], keep: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Returns what is between old and new, element by element."""
+    """Interpolate elementwise: ``keep * old + (1 - keep) * new``."""
     return keep * old + (1 - keep) * new
 
 
 def _average(tensor: Tensor, is_first: Bool[Array, ""]) -> HierarchicalState:
-    """Returns the state with the averages after one more gradient."""
+    """Update the momenta and mean squares with one gradient."""
     grad, state = tensor.grad, tensor.state
 
     def decay(logit, power):
-        # The first averages are what is averaged: no bias that fades later.
+        # A decay of zero at the first step sets the averages to their first value,
+        # so no bias correction is needed.
         power_of_sigmoid = jnp.exp(power * jax.nn.log_sigmoid(logit))
         return jnp.where(is_first, 0.0, power_of_sigmoid)
 
@@ -281,7 +294,7 @@ def _average(tensor: Tensor, is_first: Bool[Array, ""]) -> HierarchicalState:
 
 
 def _inputs(state: HierarchicalState) -> Float[Array, "inputs ..."]:
-    """Returns what the RNNs of the parameters read; the scaled momenta come first."""
+    """Compute the inputs of the parameters' RNNs; the scaled momenta come first."""
     scaled = [
         m * jax.lax.rsqrt(square + _TINY)
         for m, square in zip(state.momenta, state.mean_squares, strict=True)
@@ -299,14 +312,14 @@ def _finish(
     inputs: Float[Array, "inputs ..."],
     outputs: Float[Array, "outputs ..."],
 ) -> tuple[Array, HierarchicalState]:
-    """Returns the step, and the state with the new learning rates and decays."""
+    """Compute the update and the state with new learning rates and decays."""
     direction, change, momentum_logit, scale_logit = outputs
     direction += jnp.tensordot(theta["shortcut"], inputs[:_NUM_MOMENTA], 1)
     direction *= jax.lax.rsqrt(mean_square(direction) + _TINY)
     log_rate = jnp.clip(state.log_rate + change, -_FARTHEST, _FARTHEST)
     step = -jnp.exp(theta["initial_log_rate"] + log_rate) * direction
     return step, state._replace(
-        # A step follows the change at once; what is remembered of it is an average.
+        # The update uses the new learning rate; the state stores a moving average.
         log_rate=_blend(
             state.log_rate, log_rate, jax.nn.sigmoid(theta["log_rate_logit"])
         ),

@@ -1,4 +1,4 @@
-"""A hypernetwork in the manner of VeLO (Metz et al., 2022, arXiv:2211.09760)."""
+"""Hypernetwork optimizer after VeLO (Metz et al., 2022, arXiv:2211.09760)."""
 
 import math
 from collections.abc import Sequence
@@ -30,17 +30,17 @@ _FASTEST_HALF_LIFE = 10.0
 _MAX_RANK = 4
 _NUM_STATISTICS = len(_PROGRESS) + (_NUM_AVERAGES - 1) + 7 + (_MAX_RANK + 1)
 _LARGEST_GRADIENT = 1000.0
-# Before it is trained, a tensor changes by a hundredth of its size with every step.
+# With the default `step_scale`, initial updates are about 1% of the tensor's RMS.
 _INITIAL_STEP_SIZE = 10.0
 
 
 class LossTrend(NamedTuple):
-    """Averages of the loss over ever longer times.
+    """Moving averages of the loss, with half-lives from 10 steps to the horizon.
 
     Attributes:
-        means: Without the bias of averages that begin at zero.
-        weights: How much of each average is filled, up to one.
-        minima: The lowest that each has been.
+        means: Bias-corrected averages, fastest first.
+        weights: Total weight of the losses in each average, ``1 - decay**count``.
+        minima: Running minimum of each average.
     """
 
     means: Float[Array, " averages"]
@@ -49,7 +49,13 @@ class LossTrend(NamedTuple):
 
 
 class HyperShared(NamedTuple):
-    """The LSTM of every tensor, and the trend of the loss."""
+    """State that is not specific to a parameter.
+
+    Attributes:
+        hidden: Hidden state of each tensor's LSTM.
+        memory: Cell state of each tensor's LSTM.
+        trend: Moving averages of the loss.
+    """
 
     hidden: Float[Array, "tensors units"]
     memory: Float[Array, "tensors units"]
@@ -57,7 +63,7 @@ class HyperShared(NamedTuple):
 
 
 class _Network(nn.Module):
-    """Maps statistics of tensors to weights for the banks, and to step sizes."""
+    """LSTM that maps tensor statistics to mixture coefficients and step sizes."""
 
     width: int
     num_banks: int
@@ -76,20 +82,21 @@ class _Network(nn.Module):
         mean = nn.relu(nn.Dense(self.width, name="mean")(statistics))
         inputs = own + largest.max(0, keepdims=True) + mean.mean(0, keepdims=True)
 
-        # The LSTMs begin at learned values: states are made before theta is known.
+        # The initial LSTM state is part of theta, which is not available when the
+        # state is initialized. It is therefore inserted at the first step.
         shape = 2, self.width
         initial = self.param("initial", nn.initializers.zeros, shape, jnp.float32)
         hidden = jnp.where(is_first, initial[:1], hidden)
         memory = jnp.where(is_first, initial[1:], memory)
-        # Flax's default is orthogonal, by LAPACK: batches of that can wait for each
-        # other for good on a CPU.
+        # Flax's default recurrent initializer is orthogonal and calls LAPACK. Batched
+        # LAPACK calls can deadlock on CPU.
         normal = nn.initializers.lecun_normal()
         cell = nn.OptimizedLSTMCell(
             self.width, recurrent_kernel_init=normal, name="lstm"
         )
         (memory, hidden), _ = cell((memory, hidden), inputs)
 
-        # All tensors begin with the same network and the same step size.
+        # Zero kernels give all tensors the same MLP and step size at initialization.
         head = lambda size, start, name: nn.Dense(
             size,
             kernel_init=nn.initializers.zeros,
@@ -103,12 +110,13 @@ class _Network(nn.Module):
 
 @dataclass(frozen=True)
 class HyperLSTM(TensorOptimizer):
-    """Mixes an MLP for every tensor from banks of them, as an LSTM of it says.
+    """Per-tensor LSTM that mixes the weights of a per-parameter MLP from banks.
 
-    The LSTM of a tensor reads how far the run is, how the loss goes and statistics of
-    the tensor, among those of all others. The MLP that is mixed maps 30 features of
-    each parameter to its step, which is relative to the size of the tensor. 14,465
-    weights by default; with 512 units and 256 banks, VeLO's sizes, 2,320,385.
+    The inputs of a tensor's LSTM are the training progress, the trend of the loss,
+    statistics of the tensor, and the max- and mean-pooled features of all tensors. The
+    mixed MLP maps 30 features of each parameter to its update, which is scaled by the
+    RMS of the tensor. By default it has 14,465 weights. With VeLO's sizes (512 units,
+    256 banks) it has 2,320,385.
     """
 
     reads_loss: ClassVar[bool] = True
@@ -116,13 +124,13 @@ class HyperLSTM(TensorOptimizer):
     lstm_width: int = 32
     """Units in the LSTM of a tensor."""
     num_banks: int = 16
-    """MLPs that are mixed into one."""
+    """Number of MLPs whose weights are mixed."""
     width: int = 4
     """Units in each hidden layer of an MLP."""
     depth: int = 2
     """Number of hidden layers of an MLP."""
     step_scale: float = 1e-3
-    """Size of a step when all outputs are one, relative to the size of its tensor."""
+    """Multiplier of the network's outputs, relative to the RMS of the tensor."""
 
     def __post_init__(self):
         check_sizes(self.width, self.depth)
@@ -137,7 +145,8 @@ class HyperLSTM(TensorOptimizer):
         key_first, key_network, *keys = jax.random.split(key, 2 + self.num_banks)
         sizes = (NUM_EXTENDED, *[self.width] * self.depth, 3)
         banks = jax.vmap(lambda k: init_layers(sizes, k))(jnp.stack(keys))
-        # All are shifted alike: their first mixture is an MLP that already descends.
+        # Shift all banks equally, so that their initial mixture is `first`, an MLP that
+        # follows the momentum.
         first = init_layers(sizes, key_first, follow=MOMENTUM + 1)
         share = 1 / math.sqrt(self.num_banks)
         mixture = _mix(banks, jnp.ones(self.num_banks, jnp.float32))
@@ -205,7 +214,7 @@ class HyperLSTM(TensorOptimizer):
         controls: Float[Array, " banks"],
         step_size: Float[Array, ""],
     ) -> Float[Array, "..."]:
-        """Returns the step of one tensor, by the MLP that is mixed for it."""
+        """Compute the update of one tensor with its mixed MLP."""
         grad, param, accumulators, *_ = tensor
         return apply_network(
             _mix(banks, controls),
@@ -219,15 +228,16 @@ class HyperLSTM(TensorOptimizer):
 
 
 def _with_gradient(tensor: Tensor) -> Tensor:
-    """Returns a tensor whose accumulators know its gradient, which is clipped."""
+    """Clip the gradient elementwise and update the accumulators with it."""
     grad = jnp.clip(tensor.grad, -_LARGEST_GRADIENT, _LARGEST_GRADIENT)
     return tensor._replace(grad=grad, state=update_accumulators(tensor.state, grad))
 
 
 def _mix(banks: Theta, controls: Float[Array, " banks"]) -> Theta:
-    """Returns the weights of one MLP: those of all banks, added up by the controls.
+    """Mix the weights of one MLP: ``sum_i controls[i] * banks[i] / sqrt(num_banks)``.
 
-    Over the root of their number: independent banks give weights as large as their own.
+    For independent banks and controls of one, the square root preserves the variance of
+    the weights.
     """
     share = controls / math.sqrt(len(controls))
     return jax.tree.map(lambda bank: jnp.tensordot(share, bank, 1), banks)
@@ -238,18 +248,18 @@ def _root_mean_square(param: Float[Array, "..."]) -> Float[Array, ""]:
 
 
 def _progress_features(clock: Clock) -> Float[Array, "9"]:
-    """Returns which shares of the run are over."""
+    """Compute soft indicators of the fractions of the run that have passed."""
     return jnp.tanh(10.0 * (clock.progress - jnp.asarray(_PROGRESS, jnp.float32)))
 
 
 def _update_trend(trend: LossTrend, clock: Clock) -> LossTrend:
-    """Returns the averages after one more loss."""
+    """Update the moving averages with the current loss."""
     assert clock.loss is not None
     slowest = jnp.maximum(clock.num_steps, _FASTEST_HALF_LIFE)
     powers = jnp.linspace(0.0, 1.0, _NUM_AVERAGES, dtype=jnp.float32)
     half_lives = _FASTEST_HALF_LIFE * (slowest / _FASTEST_HALF_LIFE) ** powers
-    rates = -jnp.expm1(-math.log(2.0) / half_lives)  # one minus the decay
-    # A loss that is no number would stay in the averages for good.
+    rates = -jnp.expm1(-math.log(2.0) / half_lives)  # ``1 - decay``
+    # A non-finite loss would never leave the averages, so it is ignored.
     loss = jnp.where(jnp.isfinite(clock.loss), clock.loss, trend.means)
     weights = trend.weights + rates * (1 - trend.weights)
     means = trend.means + rates / weights * (loss - trend.means)
@@ -258,19 +268,25 @@ def _update_trend(trend: LossTrend, clock: Clock) -> LossTrend:
 
 
 def _trend_features(trend: LossTrend, clock: Clock) -> Float[Array, "9"]:
-    """Returns where each average is between its minimum and the next slower one.
+    """Compute the position of each average relative to the next slower one.
 
-    Minus one at the minimum, zero at the slower average, up to one above it.
+    The value is -1 at the running minimum of the average, 0 at the slower average, and
+    is clamped to 1 above it.
     """
     fast, slow, minima = trend.means[:-1], trend.means[1:], trend.minima[:-1]
-    # Differences that are but rounding errors are no trend.
+    # The floor suppresses differences at the level of rounding errors.
     floor = 1e-8 + 1e-6 * jnp.abs(slow)
     position = (fast - minima) / jnp.maximum(slow - minima, floor)
     return jnp.where(clock.count < 2, 0.0, jnp.clip(position - 1.0, -1.0, 1.0))
 
 
 def _statistics(tensor: Tensor) -> Float[Array, "12"]:
-    """Returns what the LSTM of a tensor knows of it alone, relative to its size."""
+    """Compute the LSTM inputs that are specific to one tensor.
+
+    These are clipped logarithms of the momenta's variances, of the second moment's mean
+    and variance (all after division by the tensor's RMS) and of the RMS itself, the log
+    number of elements, and a one-hot encoding of the rank (axes of size 1 excluded).
+    """
     param, accumulators = tensor.param, tensor.state
     scale = _root_mean_square(param)
     second_moment = accumulators.second_moment / scale

@@ -1,4 +1,4 @@
-"""Learning rates as functions of the progress of a run, their numbers learned."""
+"""Learning-rate schedules with learned parameters."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ Schedule: TypeAlias = Literal["constant", "linear", "exponential", "power", "cos
 
 
 def check_schedule(schedule: str, initial_lr: float) -> None:
-    """Raises unless there is such a schedule, and it can start at that rate."""
+    """Raise a `UserError` for an unknown `schedule` or an invalid `initial_lr`."""
     if schedule not in get_args(Schedule):
         known = ", ".join(get_args(Schedule))
         raise UserError(f"`schedule` must be one of {known}; got {schedule!r}.")
@@ -22,7 +22,7 @@ def check_schedule(schedule: str, initial_lr: float) -> None:
 
 
 def init_schedule(schedule: Schedule, initial_lr: float) -> dict[str, float]:
-    """Returns the numbers to learn, by name: at first every schedule is constant."""
+    """Initialize the parameters of a schedule, by name, to a constant schedule."""
     numbers = {"log_lr": math.log(initial_lr)}
     if schedule == "power":
         numbers["power"] = 0.0
@@ -36,12 +36,30 @@ def learning_rate(
     numbers: Mapping[str, Float[Array, ""]],
     progress: Float[Array, ""],
 ) -> Float[Array, ""]:
-    """Returns the learning rate when a share `progress` of the run is over."""
+    """Evaluate a schedule.
+
+    With ``a`` the initial rate, ``b`` the final rate and ``p`` the progress::
+
+        constant:     a
+        linear:       (1 - p) * a + p * b
+        exponential:  a^(1 - p) * b^p
+        power:        a / (1 + p)^power
+        cosine:       linear, with p replaced by (1 - cos(pi * p)) / 2
+
+    Args:
+        schedule: Name of the schedule.
+        numbers: Parameters by name, from `init_schedule`; `log_lr` is ``log(a)`` and
+            `log_last_lr` is ``log(b)``.
+        progress: Fraction of the run completed, in [0, 1].
+
+    Returns:
+        The learning rate.
+    """
     first = numbers["log_lr"]
     if schedule == "constant":
         return jnp.exp(first)
     if schedule == "power":
-        # The PES paper's lr / (1 + t / Q)^power, with its Q: the length of the run.
+        # The PES paper's lr / (1 + t / Q)^power, where Q is the length of the run.
         return jnp.exp(first - numbers["power"] * jnp.log1p(progress))
     last = numbers["log_last_lr"]
     if schedule == "exponential":

@@ -1,4 +1,4 @@
-"""A coordinate-wise LSTM (Andrychowicz et al., 2016, arXiv:1606.04474)."""
+"""Coordinate-wise LSTM optimizer (Andrychowicz et al., 2016, arXiv:1606.04474)."""
 
 import math
 from dataclasses import dataclass
@@ -15,8 +15,9 @@ from lopt.features import zeros_like
 from lopt.network import linear
 from lopt.tensors import Clock, PerTensorOptimizer, Tensor
 
-_SMALLEST = math.exp(-5.0)  # below it, features are linear in the gradient: k = 5
-_SIGN = 1  # the feature that tells up from down
+# Threshold ``exp(-k)`` with k = 5: smaller gradients enter the features linearly.
+_SMALLEST = math.exp(-5.0)
+_SIGN = 1  # Index of the feature with the sign of the gradient.
 _NUM_GATES = 4
 
 _normal = nn.initializers.lecun_normal()
@@ -24,10 +25,14 @@ _INITIAL_OUTPUT = 2.0
 
 
 class LSTMState(NamedTuple):
-    """What the two LSTMs of each parameter remember, the first one first.
+    """State of the two stacked LSTMs of each parameter of a tensor.
 
-    The units come first: the parameters stay next to each other in memory, and are
-    sharded as the tensor is.
+    Units are on the first axis, so that parameters are contiguous in memory and the
+    state can be sharded like the tensor.
+
+    Attributes:
+        hidden: Hidden states of the first and the second LSTM.
+        memory: Cell states of the first and the second LSTM.
     """
 
     hidden: tuple[Float[Array, "units ..."], Float[Array, "units ..."]]
@@ -35,7 +40,7 @@ class LSTMState(NamedTuple):
 
 
 class _LSTM(nn.Module):
-    """Steps LSTMs with the same weights, one in each column."""
+    """LSTM cell with shared weights; units on the first axis, batch on the others."""
 
     width: int
 
@@ -58,7 +63,7 @@ class _LSTM(nn.Module):
 
 
 class _Network(nn.Module):
-    """Two LSTMs, one upon the other, and a linear output."""
+    """Two stacked LSTMs and a linear output layer."""
 
     width: int
 
@@ -80,10 +85,10 @@ class _Network(nn.Module):
 
 @dataclass(frozen=True)
 class CoordinateLSTM(PerTensorOptimizer):
-    """Maps the history of each parameter's gradient to its step, with two LSTMs.
+    """Two-layer LSTM that maps each parameter's gradient history to its update.
 
-    It knows nothing but gradients: 5,141 weights by default, and 80 numbers of state
-    for each parameter.
+    The gradient is the only input. By default it has 5,141 weights and 80 values of
+    state per parameter.
     """
 
     reads_params: ClassVar[bool] = False
@@ -91,7 +96,7 @@ class CoordinateLSTM(PerTensorOptimizer):
     width: int = 20
     """Units in each of the two LSTMs."""
     step_scale: float = 0.01
-    """Size of a step when the network's output is one."""
+    """Multiplier of the network's output."""
 
     def __post_init__(self):
         if self.width < 1:
@@ -118,40 +123,42 @@ class CoordinateLSTM(PerTensorOptimizer):
 
 
 def _features(grad: Float[Array, "*n"]) -> Float[Array, "2 ..."]:
-    """Returns logarithm and sign; of small gradients a constant and the value.
+    """Preprocess gradients as in Andrychowicz et al. (2016).
 
-    As the paper has it: ``(log|g| / k, sign g)`` from ``exp(-k)`` on, below it
-    ``(-1, exp(k) g)``.
+    The features are ``(log|g| / k, sign(g))`` if ``|g| >= exp(-k)``, and
+    ``(-1, exp(k) * g)`` otherwise, with k = 5.
     """
-    # Both cases at once, and no logarithm of zero whose derivative could escape.
+    # Clamping covers both cases and avoids log(0), whose derivative is not finite.
     magnitude = jnp.log(jnp.maximum(jnp.abs(grad), _SMALLEST)) / -math.log(_SMALLEST)
     return jnp.stack([magnitude, jnp.clip(grad / _SMALLEST, -1.0, 1.0)])
 
 
 def _descend(theta: Theta) -> Theta:
-    """Lets the first unit of both LSTMs carry the gradient's sign to the output.
+    """Initialize the network to follow the averaged sign of the gradient downhill.
 
-    The first LSTM's averages it over ten steps, so that steps across a valley cancel,
-    and the second's hands it on. All other weights stay as sampled, but for those of
-    the output, which are zero: random ones would drift where the gradient is small.
+    The first unit of the first LSTM averages the sign over about ten steps, so that
+    oscillations across a valley cancel. The first unit of the second LSTM passes it on
+    to the output. The other output weights are zero, because random ones would cause
+    drift where the gradient is small. All other weights keep their sampled values.
     """
     weights = theta["params"]
     first, second, output = weights["lstm_0"], weights["lstm_1"], weights["kernel"]
     width = len(output)
 
     def carry(lstm, row, *logits):
-        units = width * jnp.arange(_NUM_GATES)  # the first of every gate
+        units = width * jnp.arange(_NUM_GATES)  # Index of the first unit of each gate.
         kernel = lstm["kernel"].at[:, units].set(0.0).at[row, 0].set(2.0)
         gates = jnp.asarray([0.0, *logits], jnp.float32)
         return {"kernel": kernel, "bias": lstm["bias"].at[units].set(gates)}
 
-    is_open, is_shut = 2.2, -2.2  # nine tenths, one tenth
+    is_open, is_shut = 2.2, -2.2  # Logits of 0.9 and 0.1.
     return {
         "params": {
-            # Write, keep, read.
+            # Logits of the write (input), keep (forget) and read (output) gates.
             "lstm_0": carry(first, _SIGN, is_shut, is_open, is_open),
             "lstm_1": carry(second, 0, is_open, is_shut, is_open),
-            # The path shrinks the sign by half: steps start as long as they may.
+            # The two LSTMs attenuate a constant sign to 0.63; the weight of -2 makes up
+            # for this, so that updates are initially about `step_scale` in size.
             "kernel": jnp.zeros_like(output).at[0].set(-_INITIAL_OUTPUT),
             "bias": weights["bias"],
         }

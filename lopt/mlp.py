@@ -1,4 +1,7 @@
-"""A per-parameter MLP (Metz et al., 2019, arXiv:1810.10180; the PES paper's)."""
+"""Per-parameter MLP optimizer (Metz et al., 2019, arXiv:1810.10180).
+
+It is also the learned optimizer of the PES paper (Vicol et al., 2021).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +26,13 @@ from lopt.tensors import Clock, PerTensorOptimizer, Tensor
 
 
 class MLPState(NamedTuple):
-    """Averages of a tensor's gradients and of their squares, one for every decay."""
+    """Moving averages of one tensor's gradients.
+
+    Attributes:
+        momenta: Averages of the gradient, one per decay in `MOMENTUM_DECAYS`.
+        second_moments: Averages of the squared gradient, one per decay in
+            `second_moment_decays`.
+    """
 
     momenta: tuple[Float[Array, "..."], ...]
     second_moments: tuple[Float[Array, "..."], ...]
@@ -31,9 +40,10 @@ class MLPState(NamedTuple):
 
 @dataclass(frozen=True)
 class PerParameterMLP(PerTensorOptimizer):
-    """Maps gradient, parameter, momenta and time to each parameter's step.
+    """MLP that maps gradient, parameter, momenta and time to each parameter's update.
 
-    The network sees every scalar alone: 19 inputs and 1,762 weights by default.
+    The network is applied to each parameter independently. By default it has 19 inputs,
+    11 of them time features, and 1,762 weights.
     """
 
     width: int = 32
@@ -41,10 +51,10 @@ class PerParameterMLP(PerTensorOptimizer):
     depth: int = 2
     """Number of hidden layers."""
     second_moment_decays: tuple[float, ...] = ()
-    """Each adds 7 inputs: the momenta over the root of this second moment, and the
-    inverse root itself."""
+    """Decays of second moments. Each adds 7 inputs: the 6 momenta over the root of the
+    second moment, and the inverse root."""
     step_scale: float = 1e-3
-    """Size of a step when the network's output is one."""
+    """Multiplier of the network's output."""
 
     def __post_init__(self):
         check_sizes(self.width, self.depth)
@@ -56,7 +66,7 @@ class PerParameterMLP(PerTensorOptimizer):
 
     @property
     def num_features(self) -> int:
-        """Inputs per parameter, the time features aside."""
+        """Number of inputs per parameter, without the time features."""
         num_momenta = len(MOMENTUM_DECAYS)
         return 2 + num_momenta + len(self.second_moment_decays) * (num_momenta + 1)
 
@@ -93,7 +103,7 @@ class PerParameterMLP(PerTensorOptimizer):
 
 
 def _features(arrays: Sequence[Array]) -> list[Array]:
-    """Returns what is known of each parameter, not yet normalised."""
+    """Compute the features of each parameter, before normalization."""
     num_known = 2 + len(MOMENTUM_DECAYS)
     rows, second_moments = list(arrays[:num_known]), arrays[num_known:]
     for v in second_moments:

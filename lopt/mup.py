@@ -1,4 +1,4 @@
-"""Updates that fit any width: muP (Yang et al., 2022, arXiv:2203.03466)."""
+"""Width transfer of updates by muP (Yang et al., 2022, arXiv:2203.03466)."""
 
 import math
 from dataclasses import dataclass
@@ -18,16 +18,16 @@ from lopt.tensors import leaf_name
 
 @dataclass(frozen=True)
 class MuTransfer(LearnedOptimizer):
-    """Scales an optimizer's updates of hidden matrices by one over their fan-in.
+    """Scale an optimizer's updates of hidden matrices by ``base_fan_in / fan_in``.
 
-    A step then changes the activations as much in a wide network as in a narrow one.
-    See `hidden_factors` for which matrices are hidden.
+    The change of activations per step is then independent of the width. See
+    `hidden_factors` for the definition of hidden matrices.
     """
 
     optimizer: LearnedOptimizer = PerParameterMLP()
-    """Whose updates are scaled; theta is its own."""
+    """Learned optimizer whose updates are scaled. It defines `theta`."""
     base_fan_in: int = 1
-    """Fan-in at which the factor is one: the width that theta was trained at."""
+    """Fan-in at which the factor is one: the width used in meta-training."""
 
     def __post_init__(self):
         if self.base_fan_in < 1:
@@ -47,7 +47,8 @@ class MuTransfer(LearnedOptimizer):
 
         def update(updates, state, params=None, **extra_args):
             updates, state = inner.update(updates, state, params, **extra_args)
-            # Gradients may lack tensors that the shapes of others are explained by.
+            # Prefer the parameters: gradients may be `None` for tensors whose shapes
+            # determine which other matrices are hidden.
             shapes = updates if params is None else params
             factors = hidden_factors(shapes, self.base_fan_in)
             scale = lambda x, factor: None if x is None else x * factor
@@ -58,20 +59,33 @@ class MuTransfer(LearnedOptimizer):
 
 
 def hidden_factors(params: Any, base_fan_in: int = 1) -> Any:
-    """Returns what the update of each tensor is to be multiplied by, as a like tree.
+    """Compute the muP factor of each tensor's update from the shapes of all tensors.
 
-    That is `base_fan_in` over the fan-in for hidden matrices, and one for the rest. A
-    matrix is of shape ``(..., in, out)``, as in Flax, and its fan-in the product of all
-    dimensions but the last. It is hidden if another tensor ends in its `in`, and its
-    `out` is the `in` of another matrix: nothing makes the input of the first layer, and
-    nothing takes the output of the last. Tables that Flax calls `embedding` are looked
-    up in: they are not hidden, and take no activations.
+    The factor is ``base_fan_in / fan_in`` for hidden matrices and 1 otherwise. Matrices
+    have shape ``(..., in, out)``, as in Flax. Their fan-in is the product of all
+    dimensions but the last.
 
-    Sizes that coincide by chance mislead: a first layer is held to be hidden if the
-    data have as many dimensions as a hidden layer or as there are outputs, as in
-    an autoencoder; a layer before a flattening is not. Nor are kernels with an axis for
-    the heads of attention, which do not end in ``(in, out)``. Nor is anything where
-    `optax.masked` or `multi_transform` hides the tensors around it.
+    A matrix is hidden if `in` is the last dimension of another tensor, and `out` is the
+    `in` of another matrix. The input of the first layer has no such producer, and the
+    output of the last layer no such consumer. Leaves named `embedding` (Flax) are
+    lookup tables: they are never hidden and are not consumers.
+
+    Shapes alone are ambiguous in these cases:
+
+    - A first layer is classified as hidden if the data dimension equals the width of a
+      hidden layer or the number of outputs, as in an autoencoder.
+    - A layer before a flattening is not classified as hidden.
+    - Attention kernels with an axis for the heads do not end in ``(in, out)`` and are
+      not classified as hidden.
+    - A matrix is not classified as hidden if `optax.masked` or `multi_transform` masks
+      the adjacent tensors.
+
+    Args:
+        params: Pytree of arrays.
+        base_fan_in: Fan-in at which the factor is one.
+
+    Returns:
+        A pytree of floats with the structure of `params`.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(params)
     shapes = [jnp.shape(leaf) for _, leaf in paths]

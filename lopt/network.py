@@ -1,4 +1,4 @@
-"""The small network that is applied to every parameter: its weights and its step."""
+"""Weights and output of the small MLP that is applied to each parameter."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _MAGNITUDE_SCALE = 1e-3
 
 
 class _Weights(nn.Module):
-    """Kernels and biases of dense layers."""
+    """Kernels and biases of dense layers with the given `sizes`."""
 
     sizes: tuple[int, ...]
 
@@ -38,7 +38,7 @@ _normal = nn.initializers.lecun_normal()
 
 
 def check_sizes(width: int, depth: int) -> None:
-    """Raises unless there is a hidden layer, and units in it."""
+    """Validate that `width` and `depth` are at least 1."""
     if width < 1 or depth < 1:
         raise ValueError(
             f"`width` and `depth` must be at least 1; got width={width}, depth={depth}."
@@ -48,15 +48,22 @@ def check_sizes(width: int, depth: int) -> None:
 def init_layers(
     sizes: Sequence[int], key: PRNGKeyArray, *, follow: int | None = None
 ) -> Theta:
-    """Samples the weights of dense layers from `sizes[0]` inputs to `sizes[-1]`.
+    """Initialize the weights of an MLP.
+
+    Kernels are LeCun normal and biases are zero.
 
     Args:
-        sizes: Of the input, of every hidden layer and of the output.
-        key: Fixes the weights.
-        follow: An input that the first output is to follow, such as the momentum: the
-            optimizer then descends before it is trained. It goes through two units of
-            every hidden layer, as ``x = relu(x) - relu(-x)``, and the random weights of
-            the last layer begin at a tenth of their size.
+        sizes: Sizes of the input, of each hidden layer and of the output.
+        key: PRNG key.
+        follow: Index of an input, such as the momentum, that the first output copies
+            at initialization. The optimizer then descends before meta-training. The
+            input passes through two units of each hidden layer, as
+            ``x = relu(x) - relu(-x)``, and the other weights of the last layer are
+            scaled by 0.1. Ignored if a hidden layer has fewer than two units.
+
+    Returns:
+        ``{"params": {"kernel_0": ..., "bias_0": ..., "kernel_1": ..., ...}}``, where
+        kernels have shape (inputs, outputs).
     """
     theta = _Weights(tuple(sizes)).init(key)
     if follow is None or min(sizes[1:-1]) < 2:
@@ -76,7 +83,7 @@ def init_layers(
 
 
 def layers_of(theta: Theta) -> list[tuple[Array, Array]]:
-    """Returns kernels and biases, from the first layer to the last."""
+    """List the (kernel, bias) pairs of `theta`, first layer first."""
     weights = theta["params"]
     names = [f"{i}" for i in range(len(weights) // 2)]
     return [(weights[f"kernel_{i}"], weights[f"bias_{i}"]) for i in names]
@@ -87,15 +94,19 @@ def fold(
     squares: Float[Array, " features"],
     constants: Float[Array, " constants"],
 ) -> Layers:
-    """Returns the layers for features as they come, of one tensor.
+    """Fold feature normalization and constant inputs into the first layer.
 
-    What brings them to unit RMS, and the inputs that all parameters of the tensor have
-    in common, go into the first layer: no normalised copy is ever made.
+    The returned layers apply to unnormalized features of one tensor, so no normalized
+    copy of the features is materialized.
 
     Args:
-        theta: The weights for normalised features, then constants.
-        squares: The mean square of each feature.
-        constants: What all parameters of the tensor have in common.
+        theta: Weights of a network whose inputs are features of unit RMS, followed by
+            constants.
+        squares: Mean square of each feature over the tensor.
+        constants: Inputs that all parameters of the tensor share.
+
+    Returns:
+        Layers whose kernels have shape (outputs, inputs), for `pointwise`.
     """
     (kernel, bias), *rest = layers_of(theta)
     num = squares.shape[0]
@@ -109,19 +120,19 @@ def linear(
     x: Float[Array, "inputs ..."],
     bias: Float[Array, "outputs ..."] | None = None,
 ) -> Float[Array, "outputs ..."]:
-    """Applies a layer along the first axis; the others keep shape and sharding."""
+    """Apply a dense layer along the first axis; other axes keep shape and sharding."""
     found = jnp.tensordot(kernel, x, ((0,), (0,)))
     return found if bias is None else found + along_first(bias, x.ndim)
 
 
 def along_first(x: Float[Array, "n ..."], ndim: int) -> Float[Array, "n ..."]:
-    """Returns a vector, or a column, as the first axis of `ndim`."""
+    """Reshape (n,) or (n, 1) to (n, 1, ..., 1) with `ndim` axes."""
     return x.reshape(x.shape[0], *[1] * (ndim - 1))
 
 
 def step(
     outputs: Sequence[Float[Array, "*n"]], scale: Float[Array, ""]
 ) -> Float[Array, "*n"]:
-    """Returns direction times magnitude, ``d exp(1e-3 a)``, times `scale`."""
+    """Compute ``scale * d * exp(1e-3 * a)`` from direction d and log-magnitude a."""
     direction, log_magnitude, *_ = outputs
     return scale * direction * jnp.exp(_MAGNITUDE_SCALE * log_magnitude)

@@ -1,4 +1,4 @@
-"""An MLP with normalised steps, in the manner of Celo2 (Moudgil et al., 2026)."""
+"""MLP optimizer with normalized updates, after Celo2 (Moudgil et al., 2026)."""
 
 from dataclasses import dataclass
 
@@ -25,9 +25,11 @@ _DECAYS = Decays(second_moment=(0.95,))
 
 @dataclass(frozen=True)
 class NormalizedMLP(PerTensorOptimizer):
-    """An MLP whose steps have the same size for every matrix: a learned direction.
+    """Per-parameter MLP whose update is normalized to unit RMS for each matrix.
 
-    30 inputs, none of them the time; 347 weights by default. Vectors are left to AdamW.
+    The network learns only the direction of the update; `learning_rate` sets its size.
+    Vectors are updated by AdamW. The MLP has 30 inputs, without time features, and 347
+    weights by default.
     """
 
     width: int = 8
@@ -35,12 +37,11 @@ class NormalizedMLP(PerTensorOptimizer):
     depth: int = 2
     """Number of hidden layers."""
     learning_rate: float = 1e-3
-    """Root mean square of the step of every matrix; the learning rate of AdamW."""
+    """RMS of each matrix's update before weight decay, and learning rate of AdamW."""
     weight_decay: float = 0.0
-    """Share of the parameters, times the learning rate, that each step takes off."""
+    """Decoupled weight decay coefficient, multiplied by the learning rate."""
     orthogonalize: bool = False
-    """Whether steps of matrices are made orthogonal, as Muon does, before they are
-    normalised."""
+    """Whether to orthogonalize matrix updates, as in Muon, before normalization."""
 
     def __post_init__(self):
         check_sizes(self.width, self.depth)
@@ -78,17 +79,20 @@ class NormalizedMLP(PerTensorOptimizer):
 
 
 def _adam(accumulators, clock: Clock) -> Float[Array, " n"]:
-    """Returns the direction of Adam, from the fastest momentum."""
-    count = clock.count.astype(jnp.float32) + 1  # bias fades past the horizon too
+    """Compute Adam's bias-corrected direction from the fastest momentum."""
+    # `clock.count` is not clamped to the horizon, unlike `clock.step`, so the bias
+    # correction stays valid past the horizon.
+    count = clock.count.astype(jnp.float32) + 1
     momentum = accumulators.momenta[0] / (1 - _DECAYS.momenta[0] ** count)
     squares = accumulators.second_moment / (1 - _DECAYS.second_moment[0] ** count)
     return momentum / (jnp.sqrt(squares) + 1e-8)
 
 
 def orthogonalized(tensor: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Brings the singular values of a tensor near one: five Newton-Schulz steps.
+    """Orthogonalize a tensor approximately, by five Newton-Schulz iterations.
 
-    Dimensions before the last are taken together, as inputs of a layer.
+    This moves the singular values close to one. All axes but the last are flattened
+    into one, as the inputs of a layer.
     """
     matrix = tensor.reshape(-1, tensor.shape[-1])
     is_tall = matrix.shape[0] > matrix.shape[1]
@@ -99,5 +103,6 @@ def orthogonalized(tensor: Float[Array, "..."]) -> Float[Array, "..."]:
         gram = x @ x.T
         return 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
 
-    x = jax.lax.fori_loop(0, 5, iterate, x)  # a loop takes less time to compile
+    # A `fori_loop` compiles faster than an unrolled loop.
+    x = jax.lax.fori_loop(0, 5, iterate, x)
     return (x.T if is_tall else x).reshape(tensor.shape)

@@ -1,12 +1,15 @@
-"""Functions that treat every parameter of a tensor alone: one definition, many ways.
+"""Elementwise functions with per-backend lowerings.
 
-The plain way is one operation after the other on whole tensors. On a CPU the layers of
-a narrow network on tensors of medium size are written out term by term, so that they
-fuse with all around them into one loop over the parameters; on small tensors they are
-matrix products, which compile faster. Wide networks and large tensors go through native
-code there, or, where there is none, block by block, so that activations stay in the
-cache; of what is sharded, every device takes its share. On a TPU or a GPU it is a
-kernel.
+A function is defined once and lowered according to backend, network and tensor size:
+
+- CPU, narrow network, small tensor: matrix products, which compile fast.
+- CPU, narrow network, medium tensor: layers unrolled into scalar terms, which fuse with
+  the surrounding operations into one loop over the parameters.
+- CPU, wide network or large tensor: native code. Without native code, one block of the
+  tensor at a time, so that activations stay in cache. Sharded tensors are partitioned,
+  and each device processes its shard.
+- TPU and GPU: a Pallas kernel if the tensor is unbatched and on one device.
+- Otherwise, and for derivatives: plain XLA operations on whole tensors.
 """
 
 import contextlib
@@ -29,34 +32,38 @@ from lopt.native.program import compile_function
 from lopt.shards import in_shards
 
 Layers: TypeAlias = Sequence[tuple[Any, Any]]
-"""A kernel of (outputs, inputs) and a bias each, with a ReLU between one and the next;
-arrays, or what is indexed like them."""
+"""Pairs of a kernel of shape (outputs, inputs) and a bias, with ReLUs between layers.
+
+Entries are arrays, or refs inside a Pallas kernel."""
 Apply: TypeAlias = Callable[[Sequence[Array], Layers], Sequence[Array]]
-"""Applies layers: arrays in, one for each input; arrays out, one for each output."""
+"""Function that applies layers to one array per input; one array per output."""
 Function: TypeAlias = Callable[[Apply, Sequence[Array], PyTree], Array]
 Features: TypeAlias = Callable[[Sequence[Array]], Sequence[Array]]
 
-_WRITTEN_OUT = 256  # the largest kernel, in weights
-_IN_A_ROW = 8  # terms that are added one after the other
-# Parameters at a time. The activations of a small block stay in the fastest cache; of
-# a large one all cores can have a share, which is worth it where there are many.
+_WRITTEN_OUT = 256  # Largest number of weights in a kernel that is unrolled.
+_IN_A_ROW = 8  # Number of terms in a sequential partial sum.
+# Block sizes in parameters. The activations of a small block stay in the cache of one
+# core. A large block is split over cores, which pays off from `_MANY` parameters on.
 _SMALL_BLOCK, _LARGE_BLOCK, _MANY = 640, 16_384, 2**17
-# Elements of a batch of tensors from which layers written out term by term repay
-# their compile time.
+# Number of elements, batch axes included, from which unrolled layers are worth their
+# compile time.
 _LARGE_ENOUGH = 2**15
 
 
 def pointwise(
     function: Function, arrays: Sequence[Float[Array, "..."]], weights: PyTree[Array]
 ) -> Float[Array, "..."]:
-    """Calls ``function(apply, arrays, weights)``.
+    """Compute the elementwise function ``function(apply, arrays, weights)``.
 
     Args:
-        function: Returns an array, every element of it from the same elements of
-            `arrays` and from all of `weights`. It is given a way to apply layers, which
-            it may use once. It must be hashable.
-        arrays: Of the shape of the tensor, or 1 where they do not change along it.
-        weights: Whatever else it needs; lists of layers among them.
+        function: Hashable function. Each element of its result may depend only on the
+            corresponding elements of `arrays` and on all of `weights`. It may call its
+            first argument, ``apply(rows, layers)``, at most once.
+        arrays: Arrays that are broadcastable to the tensor's shape, of equal rank.
+        weights: Pytree of arrays, which may include `Layers`.
+
+    Returns:
+        An array of the tensor's shape.
     """
     return _bind(function, arrays, weights, is_mean=False)
 
@@ -64,12 +71,12 @@ def pointwise(
 def mean_squares(
     features: Features, arrays: Sequence[Float[Array, "..."]]
 ) -> Float[Array, " features"]:
-    """Returns the mean square of each of ``features(arrays)``.
+    """Compute the mean square of each array in ``features(arrays)``.
 
     Args:
-        features: Returns arrays of the shape of the tensor, element by element. It
-            must be hashable.
-        arrays: Of the shape of the tensor, or 1 where they do not change along it.
+        features: Hashable elementwise function that returns arrays of the tensor's
+            shape.
+        arrays: Arrays that are broadcastable to the tensor's shape, of equal rank.
     """
     return _bind(features, arrays, (), is_mean=True)
 
@@ -87,7 +94,7 @@ def _bind(function, arrays, weights, *, is_mean):
 
 
 def _varying_alike(operands: Sequence[Array]) -> list[Array]:
-    """Lets all differ between the devices of a shard_map if one of them does."""
+    """Cast operands to vary over the same manual axes inside a `shard_map`."""
     own = [jax.typeof(x).manual_axis_type.varying for x in operands]
     all_axes = frozenset().union(*own)
     return [
@@ -99,14 +106,14 @@ def _varying_alike(operands: Sequence[Array]) -> list[Array]:
 def multiply(
     rows: Sequence[Array], layers: Layers, *, is_first_summed: bool = False
 ) -> Sequence[Array]:
-    """Applies layers as matrix products.
+    """Apply layers as matrix products.
 
     Args:
-        rows: The inputs.
-        layers: Which.
-        is_first_summed: Whether the first, if it is small, is a sum over its inputs
-            instead. That takes in the features and the ReLU, and all cores have a share
-            of it, which pays on large blocks.
+        rows: One array per input, of broadcastable shapes.
+        layers: Layers to apply.
+        is_first_summed: Whether to compute a small first layer as a sum over its inputs
+            instead of a matrix product. The sum fuses with the features and the ReLU
+            and runs on all cores, which pays off for large blocks.
     """
     shape = jnp.broadcast_shapes(*(row.shape for row in rows))
     *before, (kernel, bias) = layers
@@ -120,16 +127,17 @@ def multiply(
         x = jnp.stack([jnp.broadcast_to(row, shape).reshape(-1) for row in rows])
     for hidden in before:
         x = jax.nn.relu(hidden[0] @ x + hidden[1][:, None])
-    # One by one: what uses a row takes in its bias.
+    # Adding the biases row by row lets each fuse into the consumer of its row.
     return [row.reshape(shape) + b for row, b in zip(kernel @ x, bias, strict=True)]
 
 
 def multiply_but_last(
     rows: Sequence[Array], layers: Layers, *, is_first_summed: bool = False
 ) -> Sequence[Array]:
-    """Applies all layers but the last as matrix products.
+    """Apply all layers but the last as matrix products.
 
-    The last has few outputs: written out, it takes in the ReLU before it.
+    The last layer has few outputs. It is unrolled, so that it fuses with the ReLU
+    before it.
     """
     hidden = multiply(rows, layers[:-1], is_first_summed=is_first_summed)
     return write_out(hidden, layers[-1:], is_first=False)
@@ -138,7 +146,11 @@ def multiply_but_last(
 def write_out(
     rows: Sequence[Array], layers: Layers, *, is_first: bool = True
 ) -> Sequence[Array]:
-    """Applies layers term by term; a ReLU comes before all but the first."""
+    """Apply layers unrolled into scalar multiply-adds.
+
+    A ReLU precedes each layer except the first; with `is_first=False` it precedes the
+    first as well.
+    """
     for i, (kernel, bias) in enumerate(layers):
         rows = rows if is_first and not i else [jnp.maximum(row, 0.0) for row in rows]
         rows = [_unit(rows, kernel, bias, j) for j in range(bias.shape[0])]
@@ -146,24 +158,25 @@ def write_out(
 
 
 def _unit(rows: Sequence[Array], kernel: Any, bias: Any, j: int) -> Array:
-    # What is constant along some dimension is added up before what is not.
+    # Sum broadcast rows, which are smaller, before full-size ones.
     order = sorted(range(len(rows)), key=lambda i: rows[i].size)
     sums = [bias[j]]
     for count, i in enumerate(order):
         term = kernel[j, i] * rows[i]
-        # Sums of a few terms do not wait for each other.
+        # Partial sums of a few terms are independent: shorter dependency chains.
         is_next = count % _IN_A_ROW and rows[i].shape == sums[-1].shape
         sums[-1:] = [sums[-1] + term] if is_next else [sums[-1], term]
     return functools.reduce(jnp.add, sums)
 
 
-# Until it is compiled it is one operation, which is quick to trace and to batch; the
-# derivatives of layers that are written out would take minutes to compile.
+# A single primitive until lowering, which is fast to trace and to batch. It is
+# differentiated as matrix products, because derivatives of unrolled layers would take
+# minutes to compile.
 _pointwise_p = Primitive("pointwise")
 
 
 def _call(apply, *operands, num_batch, **params):
-    """Calls the function on whole tensors."""
+    """Call the function on whole tensors."""
     if num_batch:
         inner = functools.partial(_call, apply, num_batch=num_batch - 1, **params)
         axes = [None if x.shape[0] == 1 else 0 for x in operands]
@@ -183,8 +196,8 @@ def _split(operands, *, num_arrays, treedef, **_):
 
 
 def _in_blocks(*operands, num_batch, **params):
-    """Calls the function on one block of the tensor after the other."""
-    if num_batch:  # one member after the other, each with its own weights
+    """Call the function on the blocks of the tensor in a sequential loop."""
+    if num_batch:  # Loop over the batch: each element may have its own weights.
         inner = functools.partial(_in_blocks, num_batch=num_batch - 1, **params)
         size = max(x.shape[0] for x in operands)
         pick = lambda i: [x[i if x.shape[0] > 1 else 0] for x in operands]
@@ -211,7 +224,7 @@ def _in_blocks(*operands, num_batch, **params):
 
 
 def _are_known(features: Features, arrays: Sequence[Any]) -> bool:
-    """Says whether the features are the arrays, of which blocks are of no use."""
+    """Check whether all features are input arrays; blocks have no benefit then."""
     return all(any(x is array for array in arrays) for x in features(arrays))
 
 
@@ -232,7 +245,7 @@ _STATIC = ("function", "num_arrays", "treedef", "is_mean", "num_batch")
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def _compiled(*operands, **params):
-    # Numbers come here without jit, and when jax looks for the origin of a NaN.
+    # Operands are concrete under `jax.disable_jit` and `jax.debug_nans`.
     if not any(isinstance(x, Tracer) for x in operands):
         return _plain(*operands, **params)
     return _pointwise_p.bind(*operands, **params)
@@ -268,8 +281,8 @@ def _lower_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
     summed = functools.partial(multiply, is_first_summed=is_narrow)
     apply = write_out if is_narrow and is_large_enough else summed
     form = functools.partial(_call, apply)
-    # What is narrow fuses with what is around it, but in large tensors the compiler
-    # keeps too much in between.
+    # Narrow networks fuse with the surrounding operations, but on large tensors XLA
+    # materializes too many intermediates.
     is_heavy = not is_narrow or max(sizes) >= _MANY
     if is_heavy and all(x.size for x in ctx.avals_in):
         if _is_on_one_device(ctx):
@@ -280,7 +293,7 @@ def _lower_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
 
 
 def _can_be_split(ctx: Any, *, num_batch: int, **_: Any) -> bool:
-    """Says whether devices can be told to do their share each."""
+    """Check whether the call can be partitioned over devices by `in_shards`."""
     context = ctx.module_context
     is_known = getattr(jax.config, "jax_use_shardy_partitioner", True)
     mesh = getattr(context.axis_context, "abstract_mesh", None)
@@ -298,9 +311,9 @@ def _in_shards(*operands, **params):
 def _find_native_code(
     ctx: Any, *, function: Any, num_arrays: int, num_batch: int, **params: Any
 ) -> Callable[..., Any] | None:
-    """Returns the function as native code, if there is any that can do it."""
+    """Compile the function for native code, or return `None` if that is unsupported."""
     is_single = all(x.dtype == jnp.float32 for x in ctx.avals_in)
-    # What is exported is to run elsewhere, where there may be none.
+    # Exported programs may run on machines without the native library.
     if not is_single or _is_for_export(ctx) or not native.is_available():
         return None
     shapes = tuple(x.shape[num_batch:] for x in ctx.avals_in[num_arrays:])
@@ -315,11 +328,11 @@ def _in_native_code(program, *operands, num_arrays, num_batch, is_mean, **_):
 
 
 def _lower_on_accelerator(kind: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-    # A kernel is neither sharded nor batched by the compiler, and counts in 32 bits.
+    # Kernels support neither sharding nor batch axes, and use 32-bit indices.
     is_single = _is_on_one_device(ctx) and not params["num_batch"]
     sizes = [x.size for x in ctx.avals_in[: params["num_arrays"]]]
     is_for_kernel = is_single and not params["is_mean"] and 0 < max(sizes) < 2**31
-    # What is exported may be for a GPU that is not here, and kernels are for one kind.
+    # A GPU kernel is specific to one GPU model; an exported program may run on others.
     is_here = kind == "tpu" or not _is_for_export(ctx)
     is_there = is_for_kernel and is_here and _find_kernel(kind) is not None
     form = functools.partial(_in_kernel, kind=kind) if is_there else _plain
@@ -329,8 +342,8 @@ def _lower_on_accelerator(kind: str, ctx: Any, *operands: Any, **params: Any) ->
 
 
 def _find_kernel(kind: str) -> Callable[..., Any] | None:
-    """Returns what makes kernels; none for GPUs if Pallas has lost Triton."""
-    # Imported when first used: Pallas takes a quarter of a second.
+    """Import `in_kernel` for a backend, or `None` if Pallas has no Triton backend."""
+    # Imported lazily, because importing Pallas takes a quarter of a second.
     if kind == "tpu":
         from lopt.tpu_kernel import in_kernel
 
@@ -342,7 +355,7 @@ def _find_kernel(kind: str) -> Callable[..., Any] | None:
     return in_kernel
 
 
-# Tensors of one shape share a kernel.
+# The jit lets tensors of the same shape share one compiled kernel.
 @functools.partial(jax.jit, static_argnames=("kind", "interpret", *_STATIC))
 def _in_kernel(*operands, kind, interpret=False, **params):
     in_kernel = _find_kernel(kind)
@@ -361,13 +374,13 @@ def _is_for_export(ctx: Any) -> bool:
 
 def _is_on_one_device(ctx: Any) -> bool:
     context = ctx.module_context.axis_context
-    if mesh := getattr(context, "mesh", None):  # inside a shard_map
+    if mesh := getattr(context, "mesh", None):  # Inside a `shard_map`.
         return set(context.manual_axes) == set(mesh.axis_names)
     return context.num_devices == 1
 
 
-# To split it over devices, jax must know them when it is lowered; if there is no way to
-# say so any more, what is sharded takes the plain path.
+# Partitioning requires that the devices are known during lowering, which is requested
+# by a private JAX API. Without it, sharded tensors fall back to the plain lowering.
 with contextlib.suppress(ImportError, AttributeError):
     from jax._src import dispatch
 

@@ -1,4 +1,4 @@
-"""Names for every learned optimizer; a new one is one more line here."""
+"""Registry of learned optimizers; register a new one by adding it to `OPTIMIZERS`."""
 
 from lopt.adafactor_mlp import AdafactorMLP
 from lopt.base import LearnedOptimizer

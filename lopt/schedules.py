@@ -1,4 +1,4 @@
-"""SGD with a learned schedule: the shortest example of a learned optimizer."""
+"""SGD with a learned linear schedule, a minimal example of a learned optimizer."""
 
 import math
 from dataclasses import dataclass
@@ -13,15 +13,18 @@ from lopt.tensors import Clock, PerTensorOptimizer, Tensor
 
 @dataclass(frozen=True)
 class ScheduledSGD(PerTensorOptimizer):
-    """SGD with a learning rate that moves linearly between two learned values.
+    """SGD with linear interpolation between two learned learning rates.
 
-    The smallest learned optimizer: ``theta`` is the logarithm of the first and of the
-    last learning rate, as in the PES paper's toy problem.
+    The learning rate at step ``t`` of ``T`` is::
+
+        lr_t = (1 - t/T) * exp(theta[0]) + t/T * exp(theta[1])
+
+    as in the toy problem of the PES paper (Vicol et al., 2021, arXiv:2112.13835).
     """
 
     reads_params: ClassVar[bool] = False
     initial_lr: float = 0.01
-    """Learning rate, first and last, before meta-training."""
+    """Initial and final learning rate before meta-training."""
 
     def __post_init__(self):
         if not self.initial_lr > 0:

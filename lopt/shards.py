@@ -1,7 +1,8 @@
-"""A function of every parameter alone on a sharded tensor: each device does its own.
+"""Partitioning of elementwise functions over the shards of a tensor.
 
-XLA cannot look into native code, kernels and loops over blocks, and would gather what
-they read. Here it is told that nothing depends on its neighbours.
+Native code, kernels and loops over blocks are opaque to the XLA partitioner, and it
+would all-gather their inputs. A custom partitioning rule declares that they are
+elementwise.
 """
 
 import functools
@@ -27,20 +28,25 @@ def in_shards(
     *,
     is_mean: bool,
 ) -> Float[Array, "..."]:
-    """Calls ``call(*arrays, *weights)`` on every device, with its share of the arrays.
+    """Call ``call(*arrays, *weights)`` on each device with its shards of the arrays.
 
     Args:
-        call: Treats every element alone.
-        arrays: Of the shape of the tensor, or 1 where they do not change along it.
-        weights: All devices get all of them.
-        is_mean: Whether it returns means over all elements, and not an array.
+        call: Elementwise function of the arrays, or means of one over all elements.
+        arrays: Arrays that are broadcastable to the tensor's shape, of equal rank.
+        weights: Arrays that are replicated on all devices.
+        is_mean: Whether `call` returns a vector of means over all elements. The means
+            of the shards are then averaged by an all-reduce.
+
+    Returns:
+        An array sharded like the tensor, or a replicated vector if `is_mean`.
     """
     shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
     whole = next((i for i, x in enumerate(arrays) if x.shape == shape), 0)
 
     def partition(mesh, operands, result):
         spec = (operands[whole] if is_mean else result).sharding.spec
-        if is_mean:  # of shares of the same size
+        if is_mean:
+            # Only shards of equal size may be averaged without weights.
             is_even = lambda n, s: n % math.prod(mesh.shape[x] for x in _names(s)) == 0
             spec = [
                 s if is_even(n, s) else None for n, s in zip(shape, spec, strict=True)
@@ -60,8 +66,8 @@ def in_shards(
     return split(*arrays, *weights)
 
 
-# What a device computes of its share. One operation, as those of jax would be sharded
-# anew if there is a mesh with explicit axes.
+# Computation on one shard. It is a single primitive because JAX would shard its
+# operations again under a mesh with explicit axes.
 _share_p = Primitive("share")
 
 
@@ -84,14 +90,14 @@ mlir.register_lowering(_share_p, _lower_share)
 
 
 def _names(entry: Any) -> tuple[str, ...]:
-    """Returns the axes of a mesh that a dimension is split along."""
+    """List the mesh axes in one entry of a `PartitionSpec`."""
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def _rule(
     shape: Sequence[int], arrays: Sequence[Any], weights: Sequence[Any], is_mean: bool
 ) -> str:
-    """Returns which dimensions belong together, as in an einsum."""
+    """Write the einsum-like Shardy rule that relates operand and result axes."""
     whole = [f"d{i}" for i in range(len(shape))]
     others = (f"o{i}" for i in itertools.count())
     terms = [

@@ -1,4 +1,4 @@
-"""`lopt show`: the card of a trained optimizer, or a list of the shipped ones."""
+"""Command line of `lopt show`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ _IN_A_RUN = "optimizer.safetensors"
 @dataclass(frozen=True)
 class _Show:
     path: Annotated[Path | None, tyro.conf.Positional] = None
-    """Name of a shipped optimizer, a file of `lopt meta-train` or `lopt export`, or the
-    directory of a run; lists the shipped optimizers by default."""
+    """Name of a shipped optimizer, file written by `lopt meta-train` or `lopt export`,
+    or run directory. By default, list the shipped optimizers."""
 
 
 def show(arguments: Sequence[str]) -> int:
-    """Runs `lopt show FILE`."""
+    """Print the card of an optimizer, or list the shipped ones (`lopt show`)."""
     options = tyro.cli(
         _Show,
         args=arguments,
@@ -74,7 +74,7 @@ def _list_shipped() -> int:
 
 
 def _rows(card: Mapping[str, Any], num_bytes: int) -> dict[str, str]:
-    """Returns the lines of the table; entries that are not known here come last."""
+    """Format a card as rows of a table, by label; `num_bytes` is the file size."""
     rest = dict(card)
     hyperparameters = rest.pop("hyperparameters")
     described = {"type": rest.pop("architecture"), **hyperparameters}
@@ -100,7 +100,7 @@ def _rows(card: Mapping[str, Any], num_bytes: int) -> dict[str, str]:
 
 
 def _short(value: Any) -> str:
-    """Writes a description as Python would: ``MLP(width=32)``."""
+    """Format a `to_dict` description as a Python expression: ``MLP(width=32)``."""
     if isinstance(value, Mapping):
         fields = _pairs({k: v for k, v in value.items() if k != "type"}, "=")
         return f"{value['type']}({fields})" if "type" in value else f"{{{fields}}}"
@@ -118,10 +118,10 @@ def _pairs(value: Any, between: str = " ") -> str:
 def _range(horizons: Any) -> str:
     if not isinstance(horizons, list):
         return _short(horizons)
-    ends = dict.fromkeys(map(_short, horizons))  # the same twice is said once
+    ends = dict.fromkeys(map(_short, horizons))  # drops duplicates, keeps the order
     return " to ".join(ends)
 
 
 def _printable(text: str) -> str:
-    # Whoever wrote the file chose the letters; the terminal obeys some of them.
+    # The file is untrusted: terminals would interpret its control characters.
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)

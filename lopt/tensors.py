@@ -1,4 +1,4 @@
-"""From rules for single tensors to optax: trees, dtypes, the clock, clear errors."""
+"""Adapters from per-tensor update rules to optax gradient transformations."""
 
 import itertools
 from abc import abstractmethod
@@ -18,13 +18,13 @@ TensorState: TypeAlias = PyTree[Array]
 
 
 class Clock(NamedTuple):
-    """When an update happens.
+    """Step index, horizon and loss of one update.
 
     Attributes:
-        step: Updates taken before it; past the horizon it stands still.
-        count: Updates taken before it, past the horizon too.
-        num_steps: The horizon.
-        loss: What the caller passed as `value`, if anything.
+        step: Step index, clamped to `num_steps - 1`.
+        count: Step index, not clamped.
+        num_steps: Horizon, at least 1.
+        loss: The `value` argument of `update`, or `None`.
     """
 
     step: Int[Array, ""]
@@ -34,19 +34,25 @@ class Clock(NamedTuple):
 
     @property
     def progress(self) -> Float[Array, ""]:
-        """Returns the share of the run that is over, below one."""
+        """Fraction of the run completed, ``step / num_steps``.
+
+        In [0, 1) for horizons of up to 2**24 steps, the integer precision of float32.
+        """
         return self.step.astype(jnp.float32) / self.num_steps
 
 
 class Tensor(NamedTuple):
-    """One tensor of the parameters, as rules see it: never of rank zero.
+    """Inputs of an update rule for one parameter tensor.
+
+    Arrays have rank one or more: scalars are reshaped to length one.
 
     Attributes:
-        grad: Its gradient.
-        param: Its value; none if the rule does not read it and it was not given.
-        state: What `init_tensor` returned, or the last update.
-        place: Where it stands among all tensors, those without a gradient among them.
-        name: Last key of its path in the tree, in lower case, such as ``kernel``.
+        grad: Gradient, in float32.
+        param: Parameter, in float32; `None` if `update` was called without parameters.
+        state: State from `init_tensor` or from the previous update.
+        place: Index among the tensors of the parameters, in the order of flattening.
+            Tensors without a gradient are counted if `update` received the parameters.
+        name: Last key of the leaf's path, in lower case, such as ``kernel``.
     """
 
     grad: Float[Array, "..."]
@@ -60,9 +66,10 @@ class LearnedState(NamedTuple):
     """State of a learned optimizer.
 
     Attributes:
-        count: Updates taken.
-        tensors: The state of a tensor, every leaf of it a tree like the parameters.
-        shared: What belongs to no single tensor.
+        count: Number of updates.
+        tensors: Per-tensor states, transposed: the structure of `init_tensor`'s result,
+            in which each leaf is a pytree like the parameters.
+        shared: State shared by all tensors.
     """
 
     count: Int[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -71,26 +78,45 @@ class LearnedState(NamedTuple):
 
 
 class TensorOptimizer(LearnedOptimizer):
-    """Sees the parameters as a list of tensors; trees and dtypes are seen to here."""
+    """Learned optimizer defined by an update rule for a list of tensors.
+
+    `as_optax` flattens pytrees and validates its arguments. It passes float32 arrays of
+    rank one or more to the rule, and casts updates to the dtypes of the gradients.
+    Leaves that are `None` or have no elements are skipped.
+    """
 
     reads_params: ClassVar[bool] = True
-    """Whether `update` must be given the parameters."""
+    """Whether `update` requires the parameters."""
     reads_loss: ClassVar[bool] = False
-    """Whether `update` must be given the loss, as `value`."""
+    """Whether `update` requires the loss as the keyword argument `value`."""
 
     @abstractmethod
     def init_tensor(self, param: Float[Array, "..."]) -> TensorState:
-        """Returns the state of one tensor before the first update."""
+        """Initialize the state of one tensor.
+
+        The structure of the state must be the same for all shapes of `param`.
+        """
 
     @abstractmethod
     def init_shared(self, num_tensors: int) -> PyTree[Array]:
-        """Returns what the tensors share before the first update."""
+        """Initialize the state that all tensors share."""
 
     @abstractmethod
     def update_tensors(
         self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
-        """Returns each tensor's step and new state, and what they share."""
+        """Compute one update of all tensors.
+
+        Args:
+            theta: Outer parameters.
+            tensors: Tensors that have a gradient and at least one element.
+            shared: State shared by all tensors.
+            clock: Step index, horizon and loss.
+
+        Returns:
+            Per-tensor update and new state, in the order of `tensors`, and the new
+            shared state. Updates are added to the parameters.
+        """
 
     @override
     def as_optax(
@@ -117,7 +143,8 @@ class TensorOptimizer(LearnedOptimizer):
             del extra_args
             self._check_given(params, value)
             _check_floating("gradients", updates)
-            state = jax.tree.map(jnp.asarray, state)  # Flax restores NumPy arrays
+            # Flax restores checkpoints as NumPy arrays.
+            state = jax.tree.map(jnp.asarray, state)
             clock = _clock(state.count, num_steps, value)
             leaves, treedef = _flatten(updates)
             values = _align(treedef, params) if params is not None else leaves
@@ -155,7 +182,7 @@ class TensorOptimizer(LearnedOptimizer):
         return optax.GradientTransformationExtraArgs(init, update)
 
     def _check_given(self, params: Any, loss: Any) -> None:
-        """Raises if what `update` was given lacks something that is read."""
+        """Raise if `update` lacks a required argument or the loss is not a scalar."""
         name = type(self).__name__
         if params is None and self.reads_params:
             raise UserError(
@@ -175,11 +202,20 @@ class TensorOptimizer(LearnedOptimizer):
             )
 
     def _like(self, param: Any) -> Any:
-        """Returns the shapes of the state of a tensor, at no cost."""
+        """Shapes of a tensor's state, from abstract evaluation of `init_tensor`."""
         return jax.eval_shape(self.init_tensor, param)
 
     def _scatter(self, treedef: Any, trees: Any, leaves: Sequence[Any]) -> Any:
-        """Returns the leaves of each tensor's state, checked, and their structure."""
+        """Invert `_gather`, and validate shapes against the gradients.
+
+        Args:
+            treedef: Structure of the gradients.
+            trees: `LearnedState.tensors`.
+            leaves: Gradients, flattened.
+
+        Returns:
+            The leaves of each tensor's state, and the structure of one state.
+        """
         structure = jax.tree.structure(self._like(jnp.zeros(1, jnp.float32)))
         columns = [_align(treedef, t) for t in structure.flatten_up_to(trees)]
         states = [[column[i] for column in columns] for i in range(len(leaves))]
@@ -199,13 +235,16 @@ class TensorOptimizer(LearnedOptimizer):
 
 
 class PerTensorOptimizer(TensorOptimizer):
-    """Treats every tensor alone: a new one of these is a network and two methods."""
+    """Learned optimizer that updates every tensor independently.
+
+    Subclasses implement `init_theta`, `init_tensor` and `update_tensor`.
+    """
 
     @abstractmethod
     def update_tensor(
         self, theta: Theta, tensor: Tensor, clock: Clock
     ) -> tuple[Array, TensorState]:
-        """Returns the step of one tensor, to be added to it, and its new state."""
+        """Compute the additive update of one tensor and its new state."""
 
     @override
     def init_shared(self, num_tensors: int) -> PyTree[Array]:
@@ -221,7 +260,7 @@ class PerTensorOptimizer(TensorOptimizer):
 def group(
     tensors: Sequence[Tensor], key: Callable[[Tensor], Any]
 ) -> dict[Any, list[int]]:
-    """Indices of the tensors with each value of `key`, in order."""
+    """Group the indices of `tensors` by `key`, in order of first occurrence."""
     groups: dict[Any, list[int]] = {}
     for i, tensor in enumerate(tensors):
         groups.setdefault(key(tensor), []).append(i)
@@ -229,21 +268,22 @@ def group(
 
 
 def stack(trees: Sequence[Any]) -> Any:
-    """Stacks the leaves of trees along a new first axis."""
+    """Stack the leaves of pytrees along a new leading axis."""
     return jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
 
 def unstack(tree: Any) -> list[Any]:
-    """Inverts `stack`."""
+    """Invert `stack`."""
     leaves, structure = jax.tree.flatten(tree)
     each = zip(*[jnp.unstack(leaf) for leaf in leaves], strict=True)
     return [structure.unflatten(part) for part in each]
 
 
 def _automatic(update_tensors: Any, tensors: Sequence[Tensor], shared: Any) -> Any:
-    """Leaves shardings inside to XLA where they are part of types.
+    """Run `update_tensors` with automatic axes on meshes with explicit axes.
 
-    Rules reshape and stack tensors as they like, which explicit shardings forbid.
+    Update rules reshape and stack tensors freely, which explicit sharding rejects.
+    Updates keep the sharding of the gradients, and states keep their own.
     """
     spec = lambda x: jax.typeof(x).sharding.spec
     meshes = [jax.typeof(t.grad).sharding.mesh for t in tensors]
@@ -253,7 +293,8 @@ def _automatic(update_tensors: Any, tensors: Sequence[Tensor], shared: Any) -> A
         [(spec(t.grad), jax.tree.map(spec, t.state)) for t in tensors],
         jax.tree.map(spec, shared),
     )
-    static = [(t.place, t.name) for t in tensors]  # neither is an array
+    # `auto_axes` maps arrays only, so static fields bypass it.
+    static = [(t.place, t.name) for t in tensors]
 
     def on_arrays(theta, arrays, shared, clock):
         rebuilt = [
@@ -282,7 +323,7 @@ def _check_floating(what: str, tree: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         try:
             found = jnp.result_type(leaf)
-        except TypeError:  # a function in a model, or a text
+        except TypeError:  # not an array, such as a function or a string in a model
             found = type(leaf).__name__
         if isinstance(found, str) or not jnp.issubdtype(found, jnp.floating):
             raise UserError(
@@ -305,7 +346,7 @@ def _check_alike(grads: Sequence[Any], params: Sequence[Any]) -> None:
 
 
 def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    # A `None` is a leaf, so that gradients may lack what the parameters have.
+    # `None` counts as a leaf, so that gradients may be `None` for some parameters.
     return jax.tree.flatten(tree, is_leaf=lambda x: x is None)
 
 
@@ -315,14 +356,14 @@ def _names(tree: Any) -> list[str]:
 
 
 def leaf_name(path: Sequence[Any]) -> str:
-    """Last key of a path; wrappers of NNX variables and of boxes are skipped."""
+    """Last key of a path, ignoring the `value` of NNX variables and Flax boxes."""
     keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
     names = [key for key in keys if key != "value"]
     return names[-1] if names else ""
 
 
 def _align(treedef: Any, tree: Any) -> list[Any]:
-    """Returns the leaves of `tree`, which must be like another one."""
+    """Flatten `tree` up to `treedef`; raise a `UserError` if it does not match."""
     try:
         return treedef.flatten_up_to(tree)
     except ValueError as error:
@@ -333,7 +374,13 @@ def _align(treedef: Any, tree: Any) -> list[Any]:
 
 
 def _gather(states: Sequence[Sequence[Any]], treedef: Any, structure: Any) -> Any:
-    """Turns states of tensors into trees like the parameters, one for each leaf."""
+    """Transpose per-tensor states into `LearnedState.tensors`.
+
+    Args:
+        states: Leaves of each tensor's state.
+        treedef: Structure of the parameters.
+        structure: Structure of one tensor's state.
+    """
     columns = [
         treedef.unflatten([state[i] for state in states])
         for i in range(structure.num_leaves)
@@ -342,6 +389,6 @@ def _gather(states: Sequence[Sequence[Any]], treedef: Any, structure: Any) -> An
 
 
 def _vector(leaf: Any) -> Array:
-    """Returns a leaf as an array; a scalar as a vector of length one."""
+    """Convert a leaf to an array, and a scalar to a vector of length one."""
     array = jnp.asarray(leaf)
     return array.reshape(1) if array.ndim == 0 else array

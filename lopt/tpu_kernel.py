@@ -1,4 +1,4 @@
-"""A function of every parameter alone as a Pallas kernel for TPUs, by Mosaic."""
+"""Elementwise functions as Pallas kernels for TPUs (Mosaic)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 
 from lopt.pointwise import write_out
 
-_ROWS, _COLUMNS = 8, 1024  # of a block: a few registers for each value in flight
+# Shape of a block. Each live value takes eight vector registers of shape (8, 128).
+_ROWS, _COLUMNS = 8, 1024
 
 
 def in_kernel(
@@ -21,16 +22,21 @@ def in_kernel(
     *,
     interpret: bool = False,
 ) -> Float[Array, "..."]:
-    """Calls ``call(apply, arrays, weights)`` on one block of a tensor after the other.
+    """Compute ``call(apply, arrays, weights)`` block by block in one kernel.
 
-    Every array is read once, and nothing but the result is written. Layers are written
-    out: weights are scalars.
+    Each array is read once and only the result is written. Layers are unrolled into
+    scalar multiply-adds, with weights in SMEM.
 
     Args:
-        call: Treats every element alone. It is given a way to apply layers.
-        arrays: Of the shape of the tensor, or 1 where they do not change along it.
-        weights: The same for all elements; scalars come as values.
-        interpret: Whether to run it without a compiler, to be tested.
+        call: Elementwise function. Its first argument is a function that applies
+            layers.
+        arrays: Arrays that are broadcastable to the tensor's shape, of equal rank.
+        weights: Arrays that all elements share. Scalars are passed to `call` as values,
+            others as refs.
+        interpret: Whether to run the kernel in Pallas's interpreter, for tests.
+
+    Returns:
+        An array of the tensor's shape.
     """
     shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
     if len(shape) == 1:
@@ -41,7 +47,7 @@ def in_kernel(
     grid = (*lead, *(-(-n // b) for n, b in zip(shape[-2:], block, strict=True)))
 
     def spec(x: Any) -> pl.BlockSpec:
-        """Returns which block of an array a place of the grid sees."""
+        """Map grid indices to blocks of `x`, with index 0 along broadcast axes."""
         sizes = [min(n, b) for n, b in zip(x.shape[-2:], block, strict=True)]
         moves = [n > 1 for n in x.shape]
         index = lambda *place: [p if m else 0 for p, m in zip(place, moves)]  # noqa: B905

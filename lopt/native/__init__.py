@@ -1,7 +1,9 @@
-"""Native code for CPUs, compiled when it is first needed, if there is a C++ compiler.
+"""Native CPU code for elementwise functions, called through the XLA FFI.
 
-It is kept in the user's cache. Without a compiler, or with ``LOPT_NATIVE=0``, XLA's own
-code is taken everywhere: slower, and the same but for rounding.
+The library is compiled on first use with the system's C++ compiler (``CXX`` or ``c++``)
+and cached in the user's cache folder. Without a compiler, on platforms other than Linux
+on x86-64, or with ``LOPT_NATIVE=0``, all code falls back to XLA. That is slower and
+gives the same results up to rounding.
 """
 
 import contextlib
@@ -39,8 +41,8 @@ _SECONDS = 120
 
 
 def is_available() -> bool:
-    """Says whether there is native code; compiles it the first time."""
-    with _lock:  # evaluations ask from several threads
+    """Check whether native code is available; the first call compiles and loads it."""
+    with _lock:  # Evaluations call this from several threads.
         return _is_registered()
 
 
@@ -50,7 +52,7 @@ _lock = threading.Lock()
 @functools.cache
 def _is_registered() -> bool:
     asked = shlex.split(os.environ.get("CXX", ""))
-    # Elsewhere nobody has tried it.
+    # Native code is untested on other platforms.
     is_known = (platform.system(), platform.machine()) == ("Linux", "x86_64")
     is_off = os.environ.get("LOPT_NATIVE") == "0" or not is_known
     if is_off or not (asked or shutil.which("c++")):
@@ -74,13 +76,20 @@ def _is_registered() -> bool:
 
 
 def _load(compiler: Sequence[str]) -> ctypes.CDLL:
-    """Loads the library of this source, compiler and jax, for this CPU."""
+    """Load the library from the cache, or compile it.
+
+    The cache key covers sources, flags, compiler command, JAX version and CPU features.
+
+    Raises:
+        OSError: If files cannot be read or written, or the library cannot be loaded.
+        subprocess.SubprocessError: If the compiler fails or times out.
+    """
     cpu = [x for x in Path("/proc/cpuinfo").read_text().split("\n") if "flags" in x]
     sources = [path.read_text() for path in (_SOURCE, *_HEADERS)]
     parts = [*sources, *_FLAGS, *compiler, jax.__version__, *cpu[:1]]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
     path = cache_folder("native") / f"{name[:32]}.so"
-    with contextlib.suppress(OSError):  # it is not there, or is damaged
+    with contextlib.suppress(OSError):  # Missing or corrupt file.
         return ctypes.CDLL(str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -88,7 +97,7 @@ def _load(compiler: Sequence[str]) -> ctypes.CDLL:
         include = f"-I{jax.ffi.include_dir()}"
         command = [*compiler, *_FLAGS, include, str(_SOURCE), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
-        made.replace(path)  # at once: others may be looking for it
+        made.replace(path)  # Atomic, for concurrent processes.
     return ctypes.CDLL(str(path))
 
 
@@ -100,16 +109,19 @@ def call(
     num_batch: int,
     is_mean: bool,
 ) -> Float[Array, "..."]:
-    """Runs a program.
+    """Run a program in native code; `is_available` must have returned true.
 
     Args:
-        program: Which.
-        operands: Arrays of the shape of the tensor, or 1 where they do not change along
-            it; then weights.
-        num_arrays: How many arrays there are.
-        num_batch: How many axes all operands have before their own, of size 1 or that
-            of the batch.
-        is_mean: Whether the mean squares of the results are wanted.
+        program: Program from `compile_function`.
+        operands: Arrays that are broadcastable to the tensor's shape, followed by
+            weights. All are float32.
+        num_arrays: Number of arrays among the operands.
+        num_batch: Number of leading batch axes of each operand. Their sizes are 1 or
+            those of the batch.
+        is_mean: Whether to compute the mean square of each result.
+
+    Returns:
+        An array of shape (*batch, *tensor shape), or (*batch, results) if `is_mean`.
     """
     leads = [x.shape[:num_batch] for x in operands]
     batch = jnp.broadcast_shapes(*leads)

@@ -1,4 +1,4 @@
-"""A function of every parameter alone as a list of instructions for native code."""
+"""Compiler from elementwise JAX functions to instructions for native code."""
 
 import functools
 import itertools
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal, Primitive
 
-# Their places here are their codes; instructions.h has the same list.
+# Opcodes are indices into this tuple. Keep it in sync with instructions.h.
 OPERATIONS = (
     *("layers", "add", "sub", "mul", "div", "max", "min"),
     *("neg", "abs", "sqrt", "rsqrt", "exp"),
@@ -17,19 +17,19 @@ OPERATIONS = (
 
 
 class Program(NamedTuple):
-    """What native code needs to know of a function.
+    """Elementwise function as a register program.
 
-    Places are rows with a number for each parameter: first arrays, then scalars among
-    the weights, then constants, then what instructions write.
+    A register ("place") holds one value for each parameter of a block. Registers are
+    numbered in this order: arrays, scalar weights, constants, and intermediate values.
 
     Attributes:
-        instructions: One after the other: the operation, how many places it reads, how
-            many it writes, and which.
-        constants: Numbers that stand in the function.
-        results: Where they are at last.
-        scalars: Which of the weights are scalars.
-        layers: Which of the weights are kernels and biases, in turns.
-        num_places: How many there are in all.
+        instructions: Concatenated instructions. Each is an opcode, the number of
+            registers read, the number written, the registers read and those written.
+        constants: Literals in the function.
+        results: Registers that hold the results.
+        scalars: Indices of the weight leaves that are scalars.
+        layers: Indices of the weight leaves that are kernels and biases, alternating.
+        num_places: Total number of registers.
     """
 
     instructions: tuple[int, ...]
@@ -49,18 +49,21 @@ def compile_function(
     shapes: tuple[tuple[int, ...], ...],
     is_mean: bool,
 ) -> Program | None:
-    """Returns the instructions, or none if native code cannot do what they say.
+    """Compile an elementwise function, or return `None` if it is unsupported.
+
+    Supported are float32 functions of the primitives in `OPERATIONS`, squares, and at
+    most one application of layers.
 
     Args:
-        function: Called with a way to apply layers, arrays and weights; or with arrays
-            alone, if the mean squares of its results are wanted.
-        num_arrays: How many arrays it takes.
-        treedef: Of the weights.
-        shapes: Of the weights.
-        is_mean: Whether mean squares are wanted.
+        function: ``function(apply, arrays, weights)``, or ``function(arrays)`` if
+            `is_mean`.
+        num_arrays: Number of arrays.
+        treedef: Tree structure of the weights.
+        shapes: Shapes of the leaves of the weights.
+        is_mean: Whether the mean squares of the results are to be computed.
     """
 
-    # Traced for a single parameter: what it has of every array is a number.
+    # The function is traced for a single parameter, with a scalar for each array.
     def of_one(arrays, leaves):
         if is_mean:
             return function(arrays)
@@ -81,7 +84,7 @@ def compile_function(
         return None
 
 
-# They carry out what is inside of them once.
+# Primitives that evaluate an inner jaxpr once; `_read` inlines them.
 _CALLS = ("jit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 _layers_p = Primitive("layers")
@@ -98,23 +101,26 @@ def _apply(rows: Sequence[Any], layers: Sequence[tuple[Any, Any]]) -> Sequence[A
 
 
 class _Weight(NamedTuple):
-    """A kernel or a bias."""
+    """Kernel or bias, by its index among the weight leaves."""
 
     leaf: int
 
 
 class _Constant(NamedTuple):
-    """A number, in hexadecimal digits: zero is not its negative, nor the value 0."""
+    """Literal, as hexadecimal text.
+
+    As dict keys, floats would not distinguish 0.0 from -0.0, nor from value number 0.
+    """
 
     digits: str
 
 
 _Value: TypeAlias = int | _Constant | _Weight
-"""What there is for each parameter is counted, inputs first."""
+"""Per-parameter values are numbered by integers, inputs first."""
 
 
 class _UnsupportedError(Exception):
-    """Native code cannot do something that a function does."""
+    """The function uses an operation that native code does not support."""
 
 
 class _Step(NamedTuple):
@@ -126,7 +132,7 @@ class _Step(NamedTuple):
 def _read(
     traced: Any, values: Sequence[_Value], fresh: Iterator[int], steps: list[_Step]
 ) -> list[_Value]:
-    """Returns the values of the results; appends what is to be done to `steps`."""
+    """Convert a jaxpr to steps, which are appended to `steps`; return its results."""
     jaxpr = traced.jaxpr
     known = dict(zip(jaxpr.invars, values, strict=True))
     known |= zip(jaxpr.constvars, map(_constant, traced.consts), strict=True)
@@ -140,7 +146,7 @@ def _read(
             found = operands
         else:
             found = [next(fresh) for _ in equation.outvars]
-            if name == "square" or equation.params.get("y") == 2:  # integer_pow
+            if name == "square" or equation.params.get("y") == 2:  # `integer_pow`.
                 name, operands = "mul", operands * 2
             if name not in OPERATIONS or not _are_single(equation.outvars):
                 raise _UnsupportedError(name)
@@ -165,7 +171,7 @@ def _place(
     num_known: int,
     scalars: tuple[int, ...],
 ) -> Program:
-    """Gives every number a place, which it leaves when it is used no more."""
+    """Encode the steps, and allocate registers that are reused after their last use."""
     used = [*itertools.chain(*(step.operands for step in steps)), *results]
     constants = {x: None for x in used if isinstance(x, _Constant)}
     places: dict[_Value, int] = {i: i for i in range(num_known)}
@@ -190,7 +196,8 @@ def _place(
         written = [places[x] for x in outputs]
         code = OPERATIONS.index(operation)
         instructions += [code, len(read), len(written), *read, *written]
-        # Not before there is room for what is written: nothing is read from there.
+        # Registers are freed after the outputs are allocated, so that no instruction
+        # writes to a register that it reads.
         over = {
             places[x] for x in (*operands, *outputs) if last[x] == i and x in places
         }

@@ -1,4 +1,4 @@
-"""Optimizers that are shipped with the package, by name."""
+"""Pretrained optimizers shipped with the package."""
 
 import difflib
 from pathlib import Path
@@ -9,15 +9,18 @@ _SUFFIX = ".safetensors"
 
 
 def list_pretrained() -> dict[str, Path]:
-    """Files of the shipped optimizers, by the name that `lopt.load` takes."""
+    """Map the names of shipped optimizers, as accepted by `lopt.load`, to files."""
     files = sorted(Path(__file__).parent.glob(f"*{_SUFFIX}"))
     return {file.name.removesuffix(_SUFFIX): file for file in files}
 
 
 def resolve(path_or_name: str | Path) -> Path:
-    """File of a shipped optimizer, or `path_or_name` itself if it is a path.
+    """Resolve the name of a shipped optimizer, or a path, to a path.
 
-    A string without a directory or a suffix is a name, unless there is such a file.
+    A string without a directory or a suffix is a name, unless such a path exists.
+
+    Raises:
+        UserError: If no shipped optimizer has that name.
     """
     name, path = str(path_or_name), Path(path_or_name)
     is_name = isinstance(path_or_name, str) and path.name == name and not path.suffix

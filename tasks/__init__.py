@@ -1,1 +1,1 @@
-"""WHAT is trained: inner problems and unrolled systems."""
+"""Inner problems, datasets and unrolled systems."""

@@ -1,4 +1,4 @@
-"""Small problems in closed form: a curved valley, and a matrix of low rank."""
+"""Small analytic tasks: the Rosenbrock function and low-rank matrix factorization."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,11 @@ from tasks.datasets.base import draw_indices
 
 @dataclass(frozen=True)
 class Rosenbrock(Task):
-    """A curved valley whose floor hardly falls; its minimum is 0, at all ones."""
+    """Rosenbrock function, averaged over its ``dim - 1`` terms.
+
+    ``mean_i 100 (x_{i+1} - x_i^2)^2 + (1 - x_i)^2``: a curved valley with a nearly flat
+    floor. The minimum is 0, at the all-ones vector. The loss is deterministic.
+    """
 
     dim: int = 2
     """Number of parameters."""
@@ -42,18 +46,23 @@ class Rosenbrock(Task):
 
 @dataclass(frozen=True)
 class MatrixFactorisation(Task):
-    """``|U V' - M|^2`` at entries drawn at random, where ``M`` has low rank."""
+    """Low-rank matrix factorization from randomly sampled noisy entries.
+
+    The loss is ``0.5 mean (U V' - M)_ij^2`` over a batch of entries ``(i, j)``, drawn
+    with replacement. ``M`` is a fixed random matrix of rank `rank`. The parameters
+    stack the factors ``U`` and ``V``.
+    """
 
     dim: int = 32
-    """Rows and columns."""
+    """Number of rows and of columns of the matrix."""
     rank: int = 4
-    """Of the matrix, and of its factors."""
+    """Rank of the matrix and of its learned factors."""
     num_entries: int = 256
-    """Entries in a batch."""
+    """Number of matrix entries per batch."""
     noise_std: float = 0.01
-    """Standard deviation of what is added to each entry that is seen."""
+    """Standard deviation of the observation noise on each sampled entry."""
     seed: int = 0
-    """Fixes the matrix."""
+    """Seed of the target matrix."""
 
     def __post_init__(self):
         if not 1 <= self.rank <= self.dim or self.num_entries < 1:

@@ -1,4 +1,4 @@
-"""Wrappers around any task: the same problem, seen otherwise in every episode."""
+"""Task augmentations: wrappers that randomize a problem in every episode."""
 
 import math
 from abc import abstractmethod
@@ -16,17 +16,18 @@ from tasks.base import Constants, Data, Family, Problem, Split
 
 @dataclass(frozen=True)
 class Augmentation(Family):
-    """A family made of another: constants are drawn and change the problem."""
+    """Family that modifies the problems of another family with random constants."""
 
     task: Family
+    """The wrapped family."""
 
     @abstractmethod
     def sample(self, key: PRNGKeyArray) -> Constants:
-        """Draws the constants of this wrapper alone."""
+        """Draw the constants of this wrapper, without those of the wrapped family."""
 
     @abstractmethod
     def change(self, problem: Problem, constants: Constants) -> Problem:
-        """Returns the problem, changed."""
+        """Apply the augmentation to a problem of the wrapped family."""
 
     @override
     def load(self, split: Split = "train") -> Data:
@@ -43,19 +44,19 @@ class Augmentation(Family):
         return self.change(self.task.at(rest), own)
 
     def like_params(self) -> PyTree[jax.ShapeDtypeStruct]:
-        """Returns the shapes of the parameters."""
+        """Compute the shapes and dtypes of `params`, without initializing them."""
         init = lambda key: self.task.at(self.task.draw(key)).init_params(key)
         return jax.eval_shape(init, jax.random.key(0))
 
 
 @dataclass(frozen=True)
 class LogUniform(Augmentation):
-    """Wrappers whose constants are factors."""
+    """Augmentation by factors drawn log-uniformly from ``[low, high]``."""
 
     low: float = 0.1
-    """The smallest factor."""
+    """Smallest factor."""
     high: float = 10.0
-    """The largest; they are spread evenly in the logarithm."""
+    """Largest factor. Factors are log-uniform."""
 
     def __post_init__(self):
         if not 0 < self.low <= self.high < math.inf:
@@ -65,7 +66,7 @@ class LogUniform(Augmentation):
             )
 
     def factors(self, shape: tuple[int, ...], key: PRNGKeyArray) -> Float[Array, "..."]:
-        """Draws factors."""
+        """Draw an array of log-uniform factors."""
         low, high = math.log(self.low), math.log(self.high)
         return jnp.exp(jax.random.uniform(key, shape, minval=low, maxval=high))
 
@@ -76,10 +77,14 @@ class LogUniform(Augmentation):
 
 @dataclass(frozen=True)
 class Reparameterized(LogUniform):
-    """Parameters are stored divided by a factor: the same function, other slopes."""
+    """Rescale `params` by random factors, leaving the function unchanged.
+
+    Parameters ``w`` are stored as ``w / factor`` and multiplied by ``factor`` in the
+    loss, which scales their gradients by ``factor``.
+    """
 
     per: Literal["run", "tensor", "parameter"] = "tensor"
-    """What has a factor of its own."""
+    """Granularity of the factors: one per run, per tensor or per scalar parameter."""
 
     @override
     def sample(self, key: PRNGKeyArray) -> Constants:
@@ -115,7 +120,7 @@ class Reparameterized(LogUniform):
 
 @dataclass(frozen=True)
 class InitialScale(LogUniform):
-    """Initial parameters are multiplied by a factor."""
+    """Multiply the initial parameters by one random factor."""
 
     @override
     def change(self, problem: Problem, constants: Constants) -> Problem:
@@ -128,7 +133,7 @@ class InitialScale(LogUniform):
 
 @dataclass(frozen=True)
 class ScaledLoss(LogUniform):
-    """Training lowers the loss times a factor; it is measured without."""
+    """Multiply the training loss by one random factor; `measure` is not scaled."""
 
     @override
     def change(self, problem: Problem, constants: Constants) -> Problem:
@@ -138,10 +143,10 @@ class ScaledLoss(LogUniform):
 
 @dataclass(frozen=True)
 class NoisyGradient(Augmentation):
-    """Noise is added to every gradient."""
+    """Add Gaussian noise to every gradient."""
 
     std: float = 0.01
-    """Its standard deviation in each parameter."""
+    """Standard deviation of the noise, per parameter."""
 
     @override
     def sample(self, key: PRNGKeyArray) -> Constants:
@@ -157,7 +162,7 @@ class NoisyGradient(Augmentation):
 
         def loss(params, noisy):
             batch, noise = noisy
-            # Zero, with the noise as its gradient.
+            # The inner product below has value 0 and gradient `noise`.
             nothing = optax.tree.sub(params, jax.lax.stop_gradient(params))
             return problem.loss(params, batch) + optax.tree.vdot(nothing, noise)
 
@@ -172,13 +177,15 @@ class NoisyGradient(Augmentation):
 
 @dataclass(frozen=True)
 class SmallerBatches(Augmentation):
-    """Batches have only a half, a quarter and so on of their examples, repeated.
+    """Reduce the effective batch size by a random power of two.
 
-    The shape stays, so one program serves all; the gradient is that of the few.
+    The number of halvings is uniform on ``{0, ..., num_halvings}``. The remaining
+    examples are repeated to fill the batch. Shapes are therefore static, one compiled
+    program serves all batch sizes, and the gradient equals that of the smaller batch.
     """
 
     num_halvings: int = 4
-    """At most so many."""
+    """Maximum number of halvings. ``2**num_halvings`` must divide the batch size."""
 
     @override
     def sample(self, key: PRNGKeyArray) -> Constants:

@@ -1,4 +1,4 @@
-"""Autoencoders: images through a bottleneck, and back."""
+"""Autoencoders and variational autoencoders."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -45,10 +45,13 @@ class _Autoencoder(nn.Module):
 
 @dataclass(frozen=True)
 class Autoencoder(Supervised):
-    """Mean square of what is lost on the way; labels are not looked at."""
+    """MLP autoencoder trained with half the mean squared reconstruction error.
+
+    Labels are ignored. The `l2` penalty is not added to the loss.
+    """
 
     width: int = 64
-    """Units in the hidden layer before and after the bottleneck."""
+    """Units in the hidden layers of the encoder and of the decoder."""
     num_latents: int = 8
     """Units in the bottleneck."""
     activation: Activation = "tanh"
@@ -56,7 +59,7 @@ class Autoencoder(Supervised):
 
     @property
     def num_inputs(self) -> int:
-        """Pixels, or columns."""
+        """Number of features per input: pixels times channels, or table columns."""
         size = 1
         for n in datasets.get(self.dataset).shape:
             size *= n
@@ -83,7 +86,14 @@ class Autoencoder(Supervised):
 
 @dataclass(frozen=True)
 class VariationalAutoencoder(Autoencoder):
-    """Minus the evidence lower bound, per input; one sample, drawn with the batch."""
+    """Variational autoencoder trained with the negative ELBO per input feature.
+
+    The decoder is Gaussian with unit variance and the prior is standard normal; the
+    normalizing constant of the likelihood is omitted. One reparameterized sample per
+    example is used. Its noise is drawn with the batch, which is a tuple
+    ``(examples, noise)``. The loss is therefore a deterministic function of
+    ``(params, batch)``.
+    """
 
     @property
     @override

@@ -1,4 +1,4 @@
-"""What a zoo entry can be: a `Task`, a `Family` of them, or an `UnrolledSystem`."""
+"""Abstract base classes: `Task`, `Family` of tasks and `UnrolledSystem`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,15 +19,17 @@ Split: TypeAlias = Literal["train", "validation", "test"]
 
 
 class Problem(NamedTuple):
-    """What inner training sees of a task: four functions, and one that may be missing.
+    """Inner problem as a tuple of pure functions.
 
     Attributes:
-        init_params: ``key -> params``, the parameters before training.
-        sample_batch: ``(data, key) -> batch``.
-        loss: ``(params, batch) -> loss``, what training lowers.
-        measure: ``(params, batch) -> loss``, how well it does; `loss`, unless training
-            is given something else to lower.
-        error: ``(params, batch) -> share of mistakes``, for classifiers.
+        init_params: ``key -> params``. Samples the initial inner parameters.
+        sample_batch: ``(data, key) -> batch``. Samples a batch from loaded data.
+        loss: ``(params, batch) -> loss``. The scalar that inner training minimizes.
+        measure: ``(params, batch) -> loss``. The scalar that is reported and enters the
+            meta-loss. Equal to `loss` unless an augmentation modifies the training
+            loss.
+        error: ``(params, batch) -> error rate`` in [0, 1], for classification and
+            next-token prediction. `None` for other problems.
     """
 
     init_params: Callable[[PRNGKeyArray], Params]
@@ -38,35 +40,39 @@ class Problem(NamedTuple):
 
 
 class Family(ABC):
-    """Inner problems that differ in constants, which are drawn for every episode."""
+    """Distribution over inner problems, indexed by random constants.
+
+    The constants are drawn once per episode. All problems of a family share their
+    shapes, so that one compiled program serves all of them.
+    """
 
     @abstractmethod
     def load(self, split: Split = "train") -> Data:
-        """Returns the arrays that batches are drawn from; ``()`` if there are none."""
+        """Load the arrays that batches are drawn from, or ``()`` if there are none."""
 
     @abstractmethod
     def draw(self, key: PRNGKeyArray) -> Constants:
-        """Draws what one problem has of its own."""
+        """Draw the constants of one problem."""
 
     @abstractmethod
     def at(self, constants: Constants) -> Problem:
-        """Returns the problem that has these constants."""
+        """Build the problem with the given constants."""
 
 
 class Task(Family):
-    """An inner problem: parameters to train and a loss to lower. A family of one."""
+    """Single inner problem: a family without random constants."""
 
     @abstractmethod
     def init_params(self, key: PRNGKeyArray) -> Params:
-        """Samples initial parameters."""
+        """Sample the initial inner parameters."""
 
     @abstractmethod
     def sample_batch(self, data: Data, key: PRNGKeyArray) -> Input:
-        """Samples one batch from what `load` returned."""
+        """Sample one batch from the arrays that `load` returned."""
 
     @abstractmethod
     def loss(self, params: Params, batch: Input) -> Loss:
-        """Returns the training loss."""
+        """Compute the scalar training loss on one batch."""
 
     @override
     def draw(self, key: PRNGKeyArray) -> Constants:
@@ -78,38 +84,42 @@ class Task(Family):
 
 
 class Searchable(Family):
-    """A family that theta has a part for, besides the optimizer's."""
+    """Family with its own outer parameters, meta-trained with the optimizer's."""
 
     @abstractmethod
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        """Samples that part."""
+        """Sample initial outer parameters of the family."""
 
     @abstractmethod
     def with_theta(self, theta: Theta) -> Family:
-        """Returns the family at that part."""
+        """Build the family for the given outer parameters of the family."""
 
 
 class UnrolledSystem(ABC):
-    """A system ``s_t, l_t = step(theta, s_{t-1}, x_t)``: all that estimators see."""
+    """Unrolled computation graph ``s_t, l_t = step(theta, s_{t-1}, x_t)``.
+
+    This is the interface between gradient estimators and inner training. The state and
+    the input are pytrees with static shapes.
+    """
 
     @abstractmethod
     def load(self) -> Data:
-        """Returns the arrays it needs on the device, once; ``()`` if there are none."""
+        """Load the arrays that the system needs on the device, or ``()`` for none."""
 
     @abstractmethod
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        """Samples initial outer parameters."""
+        """Sample initial outer parameters."""
 
     @abstractmethod
     def init_state(
         self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
     ) -> State:
-        """Returns ``s_0``, the state before an episode of `horizon` steps."""
+        """Initialize ``s_0``, the state before an episode of `horizon` steps."""
 
     @abstractmethod
     def sample_input(self, data: Data, state: State, key: PRNGKeyArray) -> Input:
-        """Samples ``x_t``, seen from ``s_{t-1}``: a batch, a character, or nothing."""
+        """Sample the input ``x_t``, for example a batch, given ``s_{t-1}``."""
 
     @abstractmethod
     def step(self, theta: Theta, state: State, x: Input) -> tuple[State, Loss]:
-        """Advances one step and returns ``(s_t, l_t)``."""
+        """Advance the system by one step to ``(s_t, l_t)``."""

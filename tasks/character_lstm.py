@@ -1,4 +1,4 @@
-"""An LSTM that predicts characters, its weights the outer parameters themselves."""
+"""Character-level LSTM whose weights are the outer parameters."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -28,7 +28,12 @@ class _Cell(nn.Module):
 
 
 class CharacterState(struct.PyTreeNode):
-    """What the network remembers, and where in the text it is."""
+    """State of a `CharacterLSTM` episode.
+
+    Attributes:
+        carry: LSTM cell and hidden states, each of shape ``(width,)``.
+        position: Index of the next input character in the text.
+    """
 
     carry: tuple[Float[Array, "..."], Float[Array, "..."]]
     position: Int[Array, "..."]
@@ -36,16 +41,19 @@ class CharacterState(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class CharacterLSTM(UnrolledSystem):
-    """Next-character cross-entropy along a text, from a random place in it."""
+    """Next-character cross-entropy of an LSTM that reads a text one character a step.
+
+    The outer parameters `theta` are the weights of the network.
+    """
 
     width: int = 5
-    """Hidden units, and size of the embedding."""
+    """Number of hidden units and size of the embedding."""
     random_start: bool = True
-    """Whether episodes start anywhere in the text, or all at its beginning."""
+    """Start each episode at a random position, instead of the beginning of the text."""
     text: str = "descriptions"
-    """A text file in the data directory; those of scikit-learn need none."""
+    """Path of a text file in the data directory. `descriptions` needs no file."""
     unit: Unit = "letter"
-    """What the text is a stream of."""
+    """Token type of the text."""
 
     def __post_init__(self):
         if self.width < 1:
@@ -76,7 +84,7 @@ class CharacterLSTM(UnrolledSystem):
     def sample_input(
         self, data: Int[Array, " characters"], state: CharacterState, key: PRNGKeyArray
     ) -> tuple[Int[Array, ""], Int[Array, ""]]:
-        """Returns the character at the state's position and the one to be guessed."""
+        """Look up the input character at the current position and its successor."""
         return data[state.position], data[(state.position + 1) % data.size]
 
     @override

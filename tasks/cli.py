@@ -1,4 +1,4 @@
-"""`lopt data`: what datasets there are, and how to get them."""
+"""Command-line interface of `lopt data`: list, prepare and verify datasets."""
 
 import contextlib
 import difflib
@@ -15,7 +15,7 @@ from tasks.prepared import DataError, data_dir
 
 
 def data(arguments: Sequence[str]) -> int:
-    """Runs `lopt data list | prepare NAME | verify NAME`."""
+    """Run `lopt data list | prepare NAME | verify NAME`."""
     tyro.extras.subcommand_cli_from_dict(
         {"list": _list, "prepare": _prepare, "verify": _verify},
         args=arguments or ["--help"],
@@ -26,7 +26,7 @@ def data(arguments: Sequence[str]) -> int:
 
 
 def _list() -> None:
-    """List the datasets, and which of them are here."""
+    """List the datasets and whether each is available."""
     table = Table(box=None, pad_edge=False)
     for name in ("name", "inputs", "classes", "to train on", "is", "here"):
         table.add_column(name)
@@ -41,7 +41,7 @@ def _list() -> None:
 
 
 def is_here(dataset: Dataset) -> bool:
-    """Returns whether a dataset can be loaded, without loading it."""
+    """Check whether the files of a dataset exist, without loading it."""
     try:
         dataset.check_prepared()
     except DataError:
@@ -56,12 +56,12 @@ def _prepare(
     mirror: str | None = None,
     again: bool = False,
 ) -> None:
-    """Download the official files of a dataset and write them as TFDS does.
+    """Download the official files of a dataset and write them in TFDS format.
 
     Args:
-        name: Which dataset.
-        mirror: URL of a directory that has the same files.
-        again: Replace what is there.
+        name: Name of the dataset.
+        mirror: URL of a directory with the same files. Defaults to the official URL.
+        again: Replace an existing copy.
     """
     from tasks.datasets.prepare import prepare
 
@@ -75,10 +75,10 @@ def _prepare(
 
 
 def _verify(name: tyro.conf.Positional[str], /) -> None:
-    """Read all of a dataset, and check it.
+    """Read a dataset completely and validate it.
 
     Args:
-        name: Which dataset.
+        name: Name of the dataset.
     """
     from tasks.datasets.prepare import verify
 

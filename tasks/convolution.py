@@ -1,4 +1,4 @@
-"""Convolutional networks and residual ones on images."""
+"""Convolutional and residual networks for image classification."""
 
 import functools
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _conv = functools.partial(nn.Conv, conv_general_dilated=convolve)
 
 @dataclass(frozen=True)
 class _OnImages(Supervised):
-    """Refuses tables."""
+    """Base of tasks with image inputs; raises for datasets of tables."""
 
     @override
     def __post_init__(self):
@@ -46,14 +46,18 @@ class _Convolutions(nn.Module):
 
 @dataclass(frozen=True)
 class ConvNet(_OnImages):
-    """3 x 3 convolutions, strided from the second on, and a mean over the image."""
+    """Plain convolutional network.
+
+    3 x 3 convolutions, with stride 2 from the second on, followed by global average
+    pooling and a dense layer.
+    """
 
     width: int = 32
-    """Channels."""
+    """Channels of each convolution."""
     depth: int = 3
-    """Convolutions."""
+    """Number of convolutions."""
     activation: Activation = "relu"
-    """Nonlinearity after each."""
+    """Nonlinearity after each convolution."""
 
     @property
     @override
@@ -63,7 +67,10 @@ class ConvNet(_OnImages):
 
 
 class _Block(nn.Module):
-    """Two normalised convolutions beside a shortcut."""
+    """Residual block: two 3 x 3 convolutions with group norm, and a shortcut.
+
+    The shortcut is the identity, or a strided 1 x 1 convolution if the shape changes.
+    """
 
     width: int
     stride: int
@@ -100,12 +107,12 @@ class _ResNet(nn.Module):
 
 @dataclass(frozen=True)
 class _Residual(_OnImages):
-    """Networks with group norm."""
+    """Base of residual networks with group norm."""
 
     width: int = 16
-    """Channels of the first layer; they double from stage to stage."""
+    """Channels of the first layer, doubled at each further block."""
     num_groups: int = 4
-    """Groups that channels are normalised in."""
+    """Number of groups of the group norm. Must divide `width`."""
 
     @override
     def __post_init__(self):
@@ -119,10 +126,13 @@ class _Residual(_OnImages):
 
 @dataclass(frozen=True)
 class ResNet(_Residual):
-    """Residual blocks with group norm, twice as wide and half as large each time."""
+    """Residual network with group norm.
+
+    Each block after the first doubles the channels and halves the resolution.
+    """
 
     depth: int = 3
-    """Residual blocks."""
+    """Number of residual blocks."""
 
     @property
     @override
@@ -143,7 +153,7 @@ class _Myrtle(nn.Module):
         for i, width in enumerate(self.widths[1:]):
             x = nn.relu(_normalised_conv(x, width, self.num_groups))
             x = nn.max_pool(x, (2, 2), (2, 2))
-            if i != 1:  # the first and the last layer have a residual block
+            if i != 1:  # Only the first and the last layer have a residual block.
                 y = nn.relu(_normalised_conv(x, width, self.num_groups))
                 x = x + nn.relu(_normalised_conv(y, width, self.num_groups))
         x = jnp.max(x, axis=(1, 2))
@@ -152,18 +162,19 @@ class _Myrtle(nn.Module):
 
 @dataclass(frozen=True)
 class MyrtleResNet(_Residual):
-    """The nine layers that Myrtle.ai trained on CIFAR-10 in a minute or two.
+    """Myrtle.ai's nine-layer ResNet, with group norm in place of batch norm.
 
-    With group norm in place of batch norm, which has a state that inner training
-    would have to carry; 1.6 million parameters at the default width.
+    The original trains on CIFAR-10 in a minute or two. Batch norm has running
+    statistics, which inner training would have to carry as additional state. The
+    network has 1.6 million parameters at the default width.
     """
 
     dataset: str = "cifar10"
-    """A dataset of images."""
+    """Name of an image dataset (`lopt data list`)."""
     width: int = 32
-    """Channels of the first layer; they double three times."""
+    """Channels of the first layer, doubled three times."""
     num_groups: int = 8
-    """Groups that channels are normalised in."""
+    """Number of groups of the group norm. Must divide `width`."""
 
     @property
     @override

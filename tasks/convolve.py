@@ -1,4 +1,4 @@
-"""A convolution that is as fast inside a loop as outside of it, on CPU too."""
+"""2D convolution that is fast inside loops on CPU."""
 
 from typing import Any
 
@@ -14,12 +14,22 @@ def convolve(
     padding: str,
     **options: Any,
 ) -> Float[Array, "n h2 w2 outputs"]:
-    """Takes the place of `jax.lax.conv_general_dilated` in `flax.linen.Conv`.
+    """Replace `jax.lax.conv_general_dilated` in `flax.linen.Conv`.
 
-    Inside a loop XLA's CPU compiler leaves the convolutions of a gradient in a form
-    that it has no fast code for: a step of training takes 15 to 20 times as long as
-    outside. There it is a matrix product of patches, which are not kept for the
-    gradient but taken again.
+    Inside a loop, XLA's CPU compiler leaves the convolutions of a gradient in a form
+    without a fast implementation: a training step takes 15 to 20 times as long as
+    outside of a loop. On CPU the convolution is therefore a matrix product of patches
+    (im2col). The patches are rematerialized in the backward pass to save memory. Other
+    platforms use the native convolution.
+
+    Args:
+        inputs: Batch of images.
+        kernel: Convolution kernel.
+        strides: Vertical and horizontal stride.
+        padding: ``"SAME"`` or ``"VALID"``.
+        **options: Further arguments of `jax.lax.conv_general_dilated`. The CPU
+            implementation ignores them. It supports neither dilation nor feature
+            groups.
     """
 
     def native(inputs, kernel):

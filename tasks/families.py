@@ -1,4 +1,4 @@
-"""Families of classification problems: other labels, classes or data every time."""
+"""Families of supervised tasks with random labels, classes or datasets."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,9 +18,10 @@ from tasks.supervised import Supervised
 
 @dataclass(frozen=True)
 class PermutedLabels(Augmentation):
-    """Classes are numbered otherwise in every episode."""
+    """Permute the class labels at random in every episode."""
 
     task: Supervised
+    """The wrapped classification task."""
 
     @override
     def sample(self, key: PRNGKeyArray) -> Constants:
@@ -36,21 +37,33 @@ class PermutedLabels(Augmentation):
 
 
 class ByClass(NamedTuple):
-    """A split whose rows are found by their class."""
+    """Dataset split with its rows indexed by class.
+
+    Attributes:
+        stored: The split.
+        order: Row indices, sorted by class.
+        first: Position in `order` of the first row of each class.
+        size: Number of rows of each class.
+    """
 
     stored: Stored
-    order: Int[Array, " n"]  # rows, class after class
-    first: Int[Array, " classes"]  # where in `order` each class begins
+    order: Int[Array, " n"]
+    first: Int[Array, " classes"]
     size: Int[Array, " classes"]
 
 
 @dataclass(frozen=True)
 class ClassSubset(Augmentation):
-    """Some of the classes, equally often, numbered from 0 in random order."""
+    """Restrict the dataset to a random subset of its classes in every episode.
+
+    Batches are class-balanced in expectation. The selected classes are relabeled from 0
+    in random order. The network keeps one output for each class of the dataset.
+    """
 
     task: Supervised
+    """The wrapped classification task."""
     num_classes: int = 5
-    """Of the dataset's."""
+    """Number of classes in the subset."""
 
     def __post_init__(self):
         if not 2 <= self.num_classes <= self.task.num_outputs:
@@ -87,11 +100,12 @@ class ClassSubset(Augmentation):
 
 @dataclass(frozen=True)
 class AnyDataset(Augmentation):
-    """The same network on one of several datasets of one shape."""
+    """Draw one of several datasets of equal shape in every episode."""
 
     task: Supervised
+    """The wrapped task, which defines the network and the batch size."""
     datasets: tuple[str, ...] = ("mnist", "fashion-mnist")
-    """Which ones; each is cut to the size of the smallest."""
+    """Names of the datasets. Each is truncated to the size of the smallest."""
 
     def __post_init__(self):
         shapes = {
@@ -106,7 +120,7 @@ class AnyDataset(Augmentation):
 
     @override
     def load(self, split: Split = "train") -> Stored:
-        """Returns one after the other, and a center and spread for each."""
+        """Load all datasets, concatenated, with `center` and `spread` stacked."""
         parts = [datasets.load(name, split) for name in self.datasets]
         num = min(len(part.labels) for part in parts)
         join = lambda *xs: jnp.concatenate([x[:num] for x in xs])

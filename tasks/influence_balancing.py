@@ -11,12 +11,18 @@ from tasks.base import Data, Horizon, Loss, UnrolledSystem
 
 @dataclass(frozen=True)
 class InfluenceBalancing(UnrolledSystem):
-    """A linear system built so that short windows give misleading gradients."""
+    """Linear system on which short truncation windows give biased gradients.
+
+    ``s_i <- (s_i + s_{i+1}) / 2 + theta * sign_i`` with the loss ``(s_0 - 1)^2 / 2``.
+    With the default sizes, `theta` raises ``s_0`` in the short term and lowers it in
+    the long term. The fixed point of ``s_0`` is ``2 theta (2 num_positive - dim)``,
+    which is ``-6 theta`` by default.
+    """
 
     dim: int = 23
-    """Size of the state."""
+    """Dimension of the state."""
     num_positive: int = 10
-    """Coordinates that theta pushes up; it pushes the others down."""
+    """Number of leading coordinates with sign +1; the sign of the others is -1."""
 
     @override
     def load(self) -> Data:

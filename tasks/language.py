@@ -1,4 +1,4 @@
-"""Language models: recurrent ones and a small transformer, on any text."""
+"""Recurrent and transformer language models."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -18,20 +18,24 @@ from tasks.orthogonal import orthogonal
 
 @dataclass(frozen=True)
 class LanguageModel(Task):
-    """Cross-entropy of the next token, over stretches from anywhere in a text."""
+    """Mean next-token cross-entropy over random subsequences of a text.
+
+    A batch has shape ``(batch_size, length + 1)``: the inputs are all tokens but the
+    last, the targets all tokens but the first.
+    """
 
     text: str = EMBEDDED
-    """A text file in the data directory; `descriptions` needs none."""
+    """Path of a text file in the data directory. `descriptions` needs no file."""
     unit: Unit = "letter"
-    """What the text is a stream of."""
+    """Token type of the text."""
     length: int = 32
-    """Tokens that are predicted in a stretch."""
+    """Number of predicted tokens per sequence."""
     batch_size: int = 16
-    """Stretches in a batch."""
+    """Number of sequences per batch."""
     width: int = 32
     """Size of embeddings and hidden layers."""
     depth: int = 1
-    """Layers."""
+    """Number of layers."""
 
     def __post_init__(self):
         for name in ("length", "batch_size", "width", "depth"):
@@ -43,11 +47,11 @@ class LanguageModel(Task):
     @property
     @abstractmethod
     def network(self) -> nn.Module:
-        """Maps tokens to the logits of the one after each."""
+        """Network that maps tokens to next-token logits."""
 
     @property
     def vocabulary(self) -> int:
-        """Number of different tokens."""
+        """Vocabulary size."""
         return vocabulary_size(self.text, self.unit)
 
     @override
@@ -80,7 +84,7 @@ class LanguageModel(Task):
         ).mean()
 
     def error(self, params: Params, batch: Int[Array, "n stretch"]) -> Loss:
-        """Returns the share of tokens that are not guessed."""
+        """Compute the share of tokens whose most likely prediction is wrong."""
         guess = self._logits(params, batch).argmax(axis=-1)
         return jnp.mean(guess != batch[:, 1:], dtype=jnp.float32)
 
@@ -111,10 +115,10 @@ class _Recurrent(nn.Module):
 
 @dataclass(frozen=True)
 class RecurrentLM(LanguageModel):
-    """An LSTM or a GRU, from a blank state at the start of every stretch."""
+    """LSTM or GRU language model with a zero initial state for every sequence."""
 
     cell: Literal["lstm", "gru"] = "lstm"
-    """Which kind."""
+    """Recurrent cell."""
 
     @property
     @override
@@ -146,10 +150,10 @@ class _Transformer(nn.Module):
 
 @dataclass(frozen=True)
 class TransformerLM(LanguageModel):
-    """Causal attention, normalised before each layer, with learned positions."""
+    """Causal pre-norm transformer with learned positional embeddings."""
 
     num_heads: int = 2
-    """Heads of attention."""
+    """Number of attention heads. Must divide `width`."""
 
     @override
     def __post_init__(self):

@@ -1,4 +1,4 @@
-"""Linear regression, and logistic regression where there are classes."""
+"""Linear regression and multinomial logistic regression."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,17 @@ class _Network(nn.Module):
     @override
     @nn.compact
     def __call__(self, x: Float[Array, "n ..."]) -> Float[Array, "n outputs"]:
-        zeros = nn.initializers.zeros  # convex: where it starts does not matter
+        # The problem is convex, so the initial point does not affect the optimum.
+        zeros = nn.initializers.zeros
         return nn.Dense(self.num_outputs, kernel_init=zeros)(x.reshape(len(x), -1))
 
 
 @dataclass(frozen=True)
 class Linear(Supervised):
-    """One dense layer: convex, with L2 strictly so."""
+    """One dense layer: a convex problem, strictly convex if `l2` is positive."""
 
     l2: float = 1e-3
-    """Half the squared length of the parameters is added to the loss so many times."""
+    """L2 penalty coefficient: the loss includes ``0.5 * l2 * ||params||^2``."""
 
     @property
     @override

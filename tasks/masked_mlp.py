@@ -1,4 +1,4 @@
-"""An MLP of which theta says how many hidden units are used."""
+"""MLP whose number of active hidden units is an outer parameter."""
 
 from dataclasses import dataclass
 
@@ -31,13 +31,15 @@ class _Network(nn.Module):
 
 @dataclass(frozen=True)
 class MaskedMLP(MLP, Searchable):
-    """Theta has one number for each hidden layer: behind a sigmoid, the share in use.
+    """MLP with a learned number of active units in each hidden layer.
 
-    The last unit in use counts in part, so that the share has a slope.
+    The outer parameters are one logit per hidden layer. ``sigmoid(theta_i)`` is the
+    fraction of active units in layer ``i``. The last active unit has a fractional mask,
+    so that the loss has a gradient with respect to `theta`.
     """
 
     width: int = 100
-    """Units in each hidden layer, used or not."""
+    """Units in each hidden layer, active or masked."""
 
     @property
     @override
@@ -54,7 +56,11 @@ class MaskedMLP(MLP, Searchable):
         return _Masked(self, theta)
 
     def masks(self, theta: Float[Array, " depth"]) -> dict[str, Array]:
-        """Returns ones for the units in use, and zeros."""
+        """Compute the mask of each hidden layer, of shape ``(width,)``.
+
+        ``mask_ij = clip(width * sigmoid(theta_i) - j, 0, 1)`` for unit ``j`` of layer
+        ``i``.
+        """
         in_use = (
             self.width * jax.nn.sigmoid(theta)[:, None] - jnp.arange(self.width)[None]
         )

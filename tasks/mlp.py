@@ -1,4 +1,4 @@
-"""Multilayer perceptrons on any dataset."""
+"""Multilayer perceptrons for classification and regression."""
 
 from dataclasses import dataclass
 
@@ -25,14 +25,14 @@ class _Network(nn.Module):
 
 @dataclass(frozen=True)
 class MLP(Supervised):
-    """Dense layers of one width."""
+    """Multilayer perceptron with hidden layers of equal width."""
 
     width: int = 32
     """Units in each hidden layer."""
     depth: int = 2
     """Number of hidden layers."""
     activation: Activation = "relu"
-    """Nonlinearity between the layers."""
+    """Nonlinearity of the hidden layers."""
 
     @property
     @override

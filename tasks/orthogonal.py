@@ -1,7 +1,7 @@
-"""Random orthogonal matrices, without LAPACK.
+"""Random orthogonal matrices without LAPACK.
 
-On a CPU, LAPACK's routines for many matrices hand work to the threads that they run on,
-and wait: programs that run side by side can wait for each other for good.
+On CPU, the batched LAPACK routines schedule work on the thread pool that they run on
+and wait for it. Programs that run concurrently can therefore deadlock.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,15 @@ from jaxtyping import Array, Float, PRNGKeyArray
 def orthogonal(
     key: PRNGKeyArray, shape: Sequence[int], dtype: Any = jnp.float32
 ) -> Float[Array, "dim dim"]:
-    """Draws an orthogonal matrix, all alike likely (Stewart, 1980).
+    """Draw a Haar-distributed orthogonal matrix (Stewart, 1980).
 
-    It is a product of reflections, each of which maps a random vector to an axis. The
-    arguments are those of Flax's initializers.
+    The matrix is a product of Householder reflections, each of which maps a random
+    Gaussian vector to a coordinate axis. The signature is that of Flax's initializers.
+
+    Args:
+        key: Random key.
+        shape: Shape of the matrix, ``(dim, dim)``.
+        dtype: Floating-point dtype.
     """
     dim, _ = shape
     draws = jax.random.normal(key, (dim, dim), dtype)

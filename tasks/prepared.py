@@ -1,26 +1,35 @@
-"""Where datasets lie on disk, and whether they are there.
+"""Paths of prepared datasets, and checks that their files exist.
 
-Nothing here is slow to import: a command can say that data is missing at once.
+This module imports only the standard library, so that commands can report missing data
+without a slow import.
 """
 
 import json
 import os
 from pathlib import Path
 
-VARIABLE = "LOPT_DATA_DIR"  # `--data-dir` of any command sets it
+# The flag `--data-dir` of any command sets this environment variable.
+VARIABLE = "LOPT_DATA_DIR"
 
-# What must be prepared first, and which version of its official TFDS builder.
+# Datasets that must be prepared, with the version of their official TFDS builder.
 VERSIONS = {"mnist": "3.0.1", "fashion-mnist": "3.0.1", "cifar10": "3.0.2"}
 
 
 class DataError(Exception):
-    """Data that is missing or cannot be read; what it says is meant for the user."""
+    """Missing or unreadable data.
+
+    The message is shown to the user without a traceback.
+    """
 
     is_for_user = True
 
 
 def data_dir() -> Path:
-    """Returns the directory of `--data-dir`, of `LOPT_DATA_DIR`, or TFDS's default."""
+    """Resolve the data directory.
+
+    In order of precedence: `LOPT_DATA_DIR`, which `--data-dir` sets; `TFDS_DATA_DIR`;
+    and the default of TFDS, ``~/tensorflow_datasets``.
+    """
     for name in (VARIABLE, "TFDS_DATA_DIR"):
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser()
@@ -28,12 +37,16 @@ def data_dir() -> Path:
 
 
 def folder(name: str) -> Path:
-    """Returns where TFDS keeps one of the `VERSIONS`."""
+    """Build the TFDS directory path of a dataset in `VERSIONS`."""
     return data_dir() / name.replace("-", "_") / VERSIONS[name]
 
 
 def check_prepared(name: str) -> None:
-    """Raises unless all files of one of the `VERSIONS` are there."""
+    """Check that all files of a dataset in `VERSIONS` exist.
+
+    Raises:
+        DataError: If the dataset is not prepared or a file is missing.
+    """
     missing = _missing_files(folder(name))
     if missing is None or missing:
         what = f"{len(missing)} of its files" if missing else "it"
@@ -45,7 +58,7 @@ def check_prepared(name: str) -> None:
 
 
 def _missing_files(folder: Path) -> list[str] | None:
-    """Returns which files a prepared dataset lacks; nothing if it is not prepared."""
+    """List the missing files of a dataset, or `None` if it is not prepared."""
     try:
         info = json.loads((folder / "dataset_info.json").read_text())
         splits = {s["name"]: len(s["shardLengths"]) for s in info["splits"]}

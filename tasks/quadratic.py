@@ -1,4 +1,4 @@
-"""Random quadratics: a chosen spectrum in a random basis, seen through noise."""
+"""Noisy random quadratics with a given spectrum and a random eigenbasis."""
 
 from dataclasses import dataclass
 
@@ -13,16 +13,19 @@ from tasks.orthogonal import orthogonal
 
 @dataclass(frozen=True)
 class RandomQuadratic(Task):
-    """``0.5 (x - b)' A (x - b)`` where ``b`` is drawn afresh for each batch."""
+    """Noisy quadratic ``0.5 (x - b)' A (x - b)`` with ``b`` drawn for each batch.
+
+    ``b`` is Gaussian with mean 0 and standard deviation `noise_std`. ``A`` is fixed.
+    """
 
     dim: int = 16
     """Number of parameters."""
     condition: float = 100.0
-    """Largest eigenvalue over smallest; they are spaced evenly in the logarithm."""
+    """Condition number of ``A``. The eigenvalues are log-spaced."""
     noise_std: float = 0.1
-    """Standard deviation of the minimum from batch to batch."""
+    """Standard deviation of the minimizer ``b`` between batches."""
     seed: int = 0
-    """Fixes the basis."""
+    """Seed of the eigenbasis."""
 
     def __post_init__(self):
         if self.dim < 1 or self.condition < 1:
@@ -33,7 +36,7 @@ class RandomQuadratic(Task):
 
     @override
     def load(self, split: Split = "train") -> Float[Array, "dim dim"]:
-        """Returns ``A``, whose largest eigenvalue is 1."""
+        """Generate ``A``, whose largest eigenvalue is 1."""
         return random_matrix(self.dim, self.condition, jax.random.key(self.seed))
 
     @override
@@ -59,14 +62,14 @@ class RandomQuadratic(Task):
 
 @dataclass(frozen=True)
 class QuadraticFamily(Family):
-    """A quadratic with a spectrum, a basis and a noise of its own in every episode."""
+    """Quadratics with random spectrum, eigenbasis and noise level in every episode."""
 
     dim: int = 16
     """Number of parameters."""
     max_condition: float = 1_000.0
-    """Condition numbers are drawn between 1 and this, evenly in the logarithm."""
+    """Largest condition number. Condition numbers are log-uniform, from 1."""
     max_noise_std: float = 0.3
-    """The noise of the minimum has a standard deviation between 0 and this."""
+    """Largest standard deviation of the minimizer. It is drawn uniformly, from 0."""
 
     def __post_init__(self):
         if self.dim < 1 or self.max_condition < 1 or not self.max_noise_std >= 0:
@@ -102,7 +105,13 @@ class QuadraticFamily(Family):
 def random_matrix(
     dim: int, condition: float | Float[Array, ""], key: PRNGKeyArray
 ) -> Float[Array, "dim dim"]:
-    """Returns a matrix with eigenvalues from 1 down, evenly in the logarithm."""
+    """Draw a symmetric matrix with a random eigenbasis and log-spaced eigenvalues.
+
+    Args:
+        dim: Number of rows and of columns.
+        condition: Condition number. The eigenvalues range from ``1 / condition`` to 1.
+        key: Random key of the eigenbasis.
+    """
     basis = orthogonal(key, (dim, dim))
     eigenvalues = condition ** -jnp.linspace(0.0, 1.0, dim)
     return (basis * eigenvalues[None, :]) @ basis.T

@@ -1,4 +1,4 @@
-"""How large a task is and what a step of it costs, from shapes alone."""
+"""Parameter counts and gradient FLOPs of tasks, without running them."""
 
 import functools
 from typing import Any, NamedTuple
@@ -11,12 +11,13 @@ from tasks.supervised import Supervised
 
 
 class Size(NamedTuple):
-    """Of a task.
+    """Size of a task.
 
     Attributes:
-        params: The shapes of its parameters.
-        num_parameters: How many numbers that are.
-        flops: To take the gradient of one batch, as jax counts before compiling.
+        params: Pytree of `jax.ShapeDtypeStruct` with the structure of `params`.
+        num_parameters: Total number of scalar parameters.
+        flops: FLOPs of the loss and its gradient on one batch, by JAX's cost analysis
+            of the program before compilation. NaN if the analysis is not available.
     """
 
     params: Any
@@ -26,7 +27,11 @@ class Size(NamedTuple):
 
 @functools.cache
 def size(family: Family) -> Size:
-    """Returns the size of a task; wrappers around it cost nothing to speak of."""
+    """Compute the size of a task.
+
+    Augmentations are removed first, since their cost is negligible. Supervised tasks on
+    registered datasets need no files. Other tasks load their training split.
+    """
     while hasattr(family, "task"):
         family = family.task  # pyright: ignore[reportAttributeAccessIssue]
     data = (

@@ -1,4 +1,4 @@
-"""What tasks on examples share: a network is all that one adds."""
+"""Base class of supervised tasks; subclasses define a network."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -19,14 +19,18 @@ Activation: TypeAlias = Literal["relu", "tanh", "gelu", "silu"]
 
 @dataclass(frozen=True)
 class Supervised(Task):
-    """A network on a dataset: cross-entropy of classes, or squares of a regression."""
+    """Network trained on a dataset.
+
+    The loss is the mean cross-entropy for classification, and half the mean squared
+    error for regression, plus an L2 penalty.
+    """
 
     dataset: str = "digits"
-    """A dataset's name (`lopt data list`), or the path of a CSV file."""
+    """Name of a dataset (`lopt data list`), or path of a CSV file."""
     batch_size: int = 64
-    """Examples in a batch, drawn with replacement."""
+    """Number of examples per batch, drawn with replacement."""
     l2: float = 0.0
-    """Half the squared length of the parameters is added to the loss so many times."""
+    """L2 penalty coefficient: the loss includes ``0.5 * l2 * ||params||^2``."""
 
     def __post_init__(self):
         spec = datasets.get(self.dataset)
@@ -47,11 +51,11 @@ class Supervised(Task):
     @property
     @abstractmethod
     def network(self) -> nn.Module:
-        """Maps inputs to `num_outputs` numbers for each of them."""
+        """Network that maps ``(n, *shape)`` inputs to ``(n, num_outputs)`` outputs."""
 
     @property
     def num_outputs(self) -> int:
-        """Classes, or one for a regression."""
+        """Number of classes, or 1 for regression."""
         return datasets.get(self.dataset).num_classes or 1
 
     @override
@@ -80,12 +84,12 @@ class Supervised(Task):
         return loss
 
     def error(self, params: Params, batch: Input) -> Loss:
-        """Returns the share of inputs that are not classified rightly."""
+        """Compute the share of misclassified examples."""
         wrong = self.outputs(params, batch).argmax(axis=-1) != batch.labels
         return wrong.astype(jnp.float32).mean()
 
     def outputs(self, params: Params, batch: Examples) -> Float[Array, "n outputs"]:
-        """Applies the network."""
+        """Apply the network to the inputs of a batch."""
         return cast(Array, self.network.apply(params, batch.inputs))
 
     @override

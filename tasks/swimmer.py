@@ -1,4 +1,4 @@
-"""Swimmer: a linear policy as theta, gymnasium's MuJoCo model as the system."""
+"""Gymnasium's MuJoCo Swimmer, controlled by a linear policy as outer parameters."""
 
 import functools
 import importlib
@@ -18,27 +18,35 @@ from tasks.base import Data, Horizon, Loss, Theta, UnrolledSystem
 from tasks.prepared import DataError
 
 _NUM_JOINTS, _NUM_MOTORS = 5, 2
-_NUM_OBSERVED = 2 * _NUM_JOINTS - 2  # where it is in the plane is not observed
+# The position in the plane is not observed.
+_NUM_OBSERVED = 2 * _NUM_JOINTS - 2
 _START_NOISE = 0.1
 _CONTROL_COST = 1e-4
 
 
 class SwimmerState(struct.PyTreeNode):
-    """Positions and velocities, in the simulator's own double precision, as bits."""
+    """Simulator state: positions and velocities in double precision.
+
+    Attributes:
+        bits: The float64 values, bit-cast to pairs of uint32. This keeps the precision
+            of the simulator without JAX's x64 mode.
+    """
 
     bits: UInt32[Array, "..."]
 
 
 @dataclass(frozen=True)
 class Swimmer(UnrolledSystem):
-    """Three links in a fluid; the loss is minus the reward of Swimmer-v5.
+    """Three-link swimmer with the negative reward of Swimmer-v5 as loss.
 
-    Partners start alike and go on from where each of them is.
+    `theta` is the matrix of a linear policy from observations to motor controls. The
+    partners of an antithetic pair share the initial state of an episode; afterwards
+    each continues from its own state.
     """
 
     @override
     def load(self) -> Data:
-        _simulator()  # says at once if it is not installed
+        _simulator()  # Raise early if the simulator is not installed.
         return ()
 
     @override
@@ -72,7 +80,7 @@ _BITS = jax.ShapeDtypeStruct((4 * _NUM_JOINTS,), jnp.uint32)
 
 
 def _callback(function: Any, results: Any, *args: Array) -> Any:
-    # All members come in one call, however many axes they are along.
+    # `broadcast_all` makes one host call for the population, for any vmapped axes.
     return jax.pure_callback(function, results, *args, vmap_method="broadcast_all")
 
 
@@ -81,7 +89,15 @@ def _start(noise: Any) -> np.ndarray:
 
 
 def _advance(policy: Any, bits: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Takes one step of the environment, which is four of the simulator, with each."""
+    """Advance all environments by one step, which is four simulator steps.
+
+    Args:
+        policy: Linear policies, of shape ``(..., 2, 8)``.
+        bits: Bit-cast states, of shape ``(..., 20)``.
+
+    Returns:
+        The bit-cast next states and the losses, of shape ``(...)``.
+    """
     policy, bits = np.asarray(policy, np.float64), np.asarray(bits)
     state = np.ascontiguousarray(bits).view(np.float64).reshape(-1, 2 * _NUM_JOINTS)
     policies = policy.reshape(-1, _NUM_MOTORS, _NUM_OBSERVED)
@@ -94,7 +110,7 @@ def _advance(policy: Any, bits: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 class _Simulator:
-    """MuJoCo on a few threads, a model shared and a scratch space for each."""
+    """Multithreaded MuJoCo rollouts: one shared model, one `MjData` per thread."""
 
     def __init__(self):
         try:
@@ -116,10 +132,15 @@ class _Simulator:
         self.seconds = environment.dt
 
     def step(self, state: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Holds each action for one step of the environment."""
+        """Advance the states, holding each action for one environment step.
+
+        Args:
+            state: Positions and velocities, of shape ``(n, 10)``.
+            actions: Motor controls, of shape ``(n, 2)``.
+        """
         time = np.zeros((len(state), 1))
         control = np.repeat(actions[:, None], self._num_steps, axis=1)
-        with self._lock:  # the scratch space is shared
+        with self._lock:  # Concurrent callbacks share the scratch space.
             states, _ = self._rollout.rollout(
                 self._model, self._scratch, np.concatenate([time, state], 1), control
             )

@@ -1,4 +1,4 @@
-"""The PES paper's toy 2D regression (Vicol et al., 2021, arXiv:2112.13835)."""
+"""Toy 2D regression of the PES paper (Vicol et al., 2021, arXiv:2112.13835)."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,11 @@ from tasks.base import Data, Loss, Split, Task
 
 @dataclass(frozen=True)
 class ToyRegression(Task):
-    """Two parameters, one global minimum, many local ones on the way to it."""
+    """Two-parameter loss surface with many local minima before the global minimum.
+
+    ``sqrt(x^2 + 5) - sqrt(5) + sin(y)^2 exp(-5 x^2) + |y - 100| / 4``, from the initial
+    point ``(1, 1)``. The loss is deterministic.
+    """
 
     @override
     def load(self, split: Split = "train") -> Data:

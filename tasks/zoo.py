@@ -1,4 +1,7 @@
-"""Names for everything that can be unrolled; a new task is one more line here."""
+"""Task zoo: registry of named tasks, families and unrolled systems.
+
+To register a task, add one entry to `ZOO`.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -31,13 +34,14 @@ Use: TypeAlias = Literal["train", "validation", "held out", "study"]
 
 
 class Entry(NamedTuple):
-    """A named task, family or system.
+    """Named task, family or unrolled system.
 
     Attributes:
-        problem: What it is.
-        use: Meta-train on it, validate on it during meta-training, keep it for the
-            final evaluation, or study estimators with it.
-        description: In one line.
+        problem: The task, family or system.
+        use: Intended use: ``"train"`` for meta-training, ``"validation"`` during
+            meta-training, ``"held out"`` for the final evaluation, ``"study"`` for
+            experiments with estimators.
+        description: One-line description.
     """
 
     problem: Family | UnrolledSystem
@@ -48,7 +52,7 @@ class Entry(NamedTuple):
 _MNIST, _FASHION, _CIFAR = "mnist", "fashion-mnist", "cifar10"
 
 ZOO: dict[str, Entry] = {
-    # Nothing downloads for these.
+    # Tasks that need no download.
     "digits-mlp": Entry(MLP(), "train", "64-32-32-10 MLP on digits."),
     "digits-mlp-wide": Entry(MLP(width=64), "train", "64-64-64-10 MLP on digits."),
     "digits-mlp-deep": Entry(
@@ -76,7 +80,7 @@ ZOO: dict[str, Entry] = {
     "breast-cancer-mlp": Entry(
         MLP("breast-cancer"), "held out", "30-32-32-2 MLP on the breast-cancer table."
     ),
-    # Small and diverse: the mixture of the preset `general`.
+    # Small, diverse tasks: most of the mixture of the preset `general`.
     "digits-mlp-batches": Entry(
         SmallerBatches(MLP()), "train", "MLP on digits, batches of 4 to 64."
     ),
@@ -113,7 +117,7 @@ ZOO: dict[str, Entry] = {
         "train",
         "One layer of attention on characters.",
     ),
-    # Neither trained on nor held out: they select the checkpoint to export.
+    # Neither trained on nor held out: these select the checkpoint to export.
     "digits-mlp-gelu": Entry(
         MLP(width=48, depth=3, activation="gelu", batch_size=32),
         "validation",
@@ -195,7 +199,7 @@ ZOO: dict[str, Entry] = {
         *(ToyRegression(), "study"),
         "The PES paper's two-parameter surface with local minima.",
     ),
-    # Real images: `lopt data prepare NAME` first.
+    # Tasks that need files: `lopt data prepare NAME` for images, a CSV file for yacht.
     "mnist-mlp": Entry(
         *(MLP(_MNIST, batch_size=128, width=100), "train"),
         "784-100-100-10 MLP on MNIST.",
@@ -244,7 +248,7 @@ ZOO: dict[str, Entry] = {
     "yacht-mlp": Entry(
         MLP("yacht", batch_size=32), "held out", "6-32-32-1 MLP on the yacht table."
     ),
-    # Systems: theta is not an optimizer.
+    # Systems whose outer parameters are not those of an optimizer.
     "character-lstm": Entry(
         CharacterLSTM(), "study", "Weights of a 5-unit LSTM on characters, as theta."
     ),
@@ -273,13 +277,13 @@ KINDS: dict[str, type] = {
         *AUGMENTATIONS.values(),
     )
 }
-"""Everything that a zoo entry can be made of, by its class."""
+"""Classes of zoo entries and augmentations, by class name."""
 
 
 def unique_names(problems: Sequence[Family | UnrolledSystem]) -> tuple[str, ...]:
-    """Name of each problem: its entry in the zoo, or else its class.
+    """Name each problem by its zoo entry, or by its class if it has none.
 
-    Problems that would share a name are numbered.
+    Duplicate names are numbered from 1.
     """
     entries = {entry.problem: name for name, entry in ZOO.items()}
     names = [entries.get(p, type(p).__name__) for p in problems]
@@ -290,7 +294,13 @@ def unique_names(problems: Sequence[Family | UnrolledSystem]) -> tuple[str, ...]
 
 
 def check_prepared(problem: Family | UnrolledSystem) -> None:
-    """Raises unless the files that an entry needs are there; quick."""
+    """Check that the dataset files of a supervised problem exist.
+
+    Augmentations are unwrapped. Problems without a `dataset` field are not checked.
+
+    Raises:
+        DataError: If a file is missing.
+    """
     inner: Any = problem
     while hasattr(inner, "task"):
         inner = inner.task

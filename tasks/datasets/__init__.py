@@ -1,4 +1,7 @@
-"""Datasets by name; a new one is one more line here."""
+"""Registry of datasets by name.
+
+To register a dataset, add one line to `DATASETS`.
+"""
 
 import difflib
 import functools
@@ -41,7 +44,16 @@ DATASETS: dict[str, Dataset] = {
 
 
 def get(name: str) -> Dataset:
-    """Returns the dataset of that name, or the CSV file at that path."""
+    """Look up a dataset by name, or by the path of a CSV file.
+
+    Args:
+        name: Key of `DATASETS`, or a path that ends in ``.csv``, relative to the data
+            directory unless it is absolute. The file is read to find its shape.
+
+    Raises:
+        ValueError: If `name` is neither.
+        DataError: If the CSV file cannot be read.
+    """
     if name in DATASETS:
         return DATASETS[name]
     if name.endswith(".csv"):
@@ -55,7 +67,7 @@ def get(name: str) -> Dataset:
 
 
 def load(name: str, split: Split) -> Stored:
-    """Returns a split on the device; it is read once for a directory."""
+    """Load a split onto the device, with a cache per data directory."""
     return _load(name, split, data_dir())
 
 

@@ -1,4 +1,4 @@
-"""What a dataset is: whole splits as arrays on the device, batches drawn by key."""
+"""Dataset base class: whole splits as device arrays, batches sampled by key."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -13,20 +13,27 @@ from tasks.base import Split
 
 
 class Examples(NamedTuple):
-    """A batch: inputs with zero mean and unit spread, and class labels or targets."""
+    """Batch of normalized examples.
+
+    Attributes:
+        inputs: Normalized inputs: standardized, or scaled to [0, 1] for `digits`.
+        labels: Integer classes, or float targets for regression.
+    """
 
     inputs: Float[Array, "n ..."]
     labels: Int[Array, " n"] | Float[Array, " n"]
 
 
 class Stored(NamedTuple):
-    """A split as it lies on the device, bytes as bytes.
+    """Dataset split on the device; images keep their uint8 dtype.
+
+    A batch is normalized as ``(inputs - center) / spread`` when it is drawn.
 
     Attributes:
-        inputs: One row an example.
-        labels: Classes, or targets if it is a regression.
-        center: What is subtracted from the inputs of a batch.
-        spread: What they are then divided by.
+        inputs: Raw inputs, one example per row.
+        labels: Integer classes, or float targets for regression.
+        center: Offset, broadcastable to a batch of inputs.
+        spread: Scale, broadcastable to a batch of inputs.
     """
 
     inputs: Shaped[Array, "n ..."]
@@ -36,7 +43,11 @@ class Stored(NamedTuple):
 
     @classmethod
     def of(cls, inputs: Any, labels: Any, center: Any, spread: Any) -> "Stored":
-        """Puts arrays of the host onto the device."""
+        """Transfer host arrays to the device.
+
+        Leading axes of size 1 are added to `center` and `spread`, up to the rank of
+        `inputs`.
+        """
         like = lambda x: np.asarray(x, np.float32).reshape(
             (1,) * (inputs.ndim - np.ndim(x)) + np.shape(x)
         )
@@ -44,42 +55,47 @@ class Stored(NamedTuple):
         return cls(*map(jnp.asarray, arrays))
 
     def take(self, rows: Int[Array, " batch"]) -> Examples:
-        """Returns some of the examples, cast and normalised."""
-        # As vectors: a CPU picks rows of images fifteen times as slowly.
+        """Gather rows as a batch, cast to float32 and normalized."""
+        # Flatten the images first: on CPU, gathering vectors is fifteen times faster.
         vectors = self.inputs.reshape(self.inputs.shape[0], -1)[rows]
         shape = (*rows.shape, *self.inputs.shape[1:])
         inputs = vectors.reshape(shape).astype(jnp.float32)
         return Examples((inputs - self.center) / self.spread, self.labels[rows])
 
     def whole(self) -> Examples:
-        """Returns all of them."""
+        """Gather the whole split as one batch."""
         return self.take(jnp.arange(len(self.labels)))
 
     def sample(self, batch_size: int, key: PRNGKeyArray) -> Examples:
-        """Draws a batch with replacement."""
+        """Sample a batch with replacement."""
         return self.take(draw_indices(key, (batch_size,), len(self.labels)))
 
 
 @dataclass(frozen=True)
 class Dataset(ABC):
-    """A dataset by its name: its shape is known before it is loaded."""
+    """Named dataset whose shapes are known before it is loaded."""
 
     name: str
+    """Registry key, or path of a CSV file."""
     shape: tuple[int, ...]
-    """Of one input."""
+    """Shape of one input."""
     num_classes: int
-    """0 for a regression."""
+    """Number of classes; 0 for regression."""
     num_train: int
-    """Examples to train on."""
+    """Number of training examples."""
     about: str
-    """In a few words."""
+    """Short description."""
 
     @abstractmethod
     def read(self, split: Split) -> Stored:
-        """Reads a split onto the device."""
+        """Read a split from its source onto the device."""
 
     def like(self) -> "Stored":
-        """Returns the shapes of the training split, without loading it."""
+        """Describe the shapes of the training split, without loading it.
+
+        The leaves are `jax.ShapeDtypeStruct`. Inputs are float32 here, although image
+        datasets store uint8.
+        """
         is_images = len(self.shape) == 3
         inner = (1, 1, 1, self.shape[-1]) if is_images else (1, *self.shape)
         shape = lambda dtype, *dims: jax.ShapeDtypeStruct(dims, dtype)
@@ -92,26 +108,37 @@ class Dataset(ABC):
         return Stored(*arrays)
 
     def check_prepared(self) -> None:
-        """Raises unless all that it needs is on disk; quick."""
-        return  # it needs nothing
+        """Check that the required files exist, without reading the data.
+
+        Raises:
+            DataError: If a file is missing.
+        """
+        return  # By default, a dataset needs no files.
 
 
 def draw_indices(
     key: PRNGKeyArray, shape: tuple[int, ...], num: int | Int[Array, "..."]
 ) -> Int[Array, "..."]:
-    """Draws indices below `num`, with replacement.
+    """Sample indices in ``[0, num)`` with replacement.
 
-    By one draw of 32 bits: some are likelier than others by `num` in 4e9. What
-    `jax.random.randint` draws to avoid that took half the time of a small step.
+    Uses one draw of 32 bits, modulo `num`. The relative bias is about
+    ``num / 2**32``. The additional bits that `jax.random.randint` draws to reduce the
+    bias took half the time of a small step.
+
+    Args:
+        key: Random key.
+        shape: Shape of the result.
+        num: Exclusive upper bound, broadcastable to `shape`.
     """
     bits = jax.random.bits(key, shape, jnp.uint32)
     return (bits % jnp.asarray(num, jnp.uint32)).astype(jnp.int32)
 
 
 def split_rows(num: int, split: Split) -> np.ndarray:
-    """Returns the rows of a split of a table that comes without any: 80, 10, 10 %.
+    """Compute the row indices of a split, for tables without official splits.
 
-    The same in every process, and mixed.
+    The splits have 80 % (train), 10 % (validation) and 10 % (test) of the `num` rows.
+    The rows are shuffled with a fixed seed, so all processes agree.
     """
     order = np.random.default_rng(0).permutation(num)
     first, second = num // 10, num // 5

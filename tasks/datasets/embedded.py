@@ -1,4 +1,4 @@
-"""Datasets that scikit-learn carries inside its package: nothing downloads."""
+"""Datasets that need no download: bundled with scikit-learn, or generated."""
 
 import importlib
 from dataclasses import dataclass
@@ -12,7 +12,10 @@ from tasks.datasets.base import Dataset, Stored, split_rows
 
 @dataclass(frozen=True)
 class Embedded(Dataset):
-    """Pixels go to [0, 1]; the columns of tables are standardised, and targets too."""
+    """Dataset bundled with scikit-learn.
+
+    Pixels are scaled to [0, 1]. Table columns and regression targets are standardized.
+    """
 
     @override
     def read(self, split: Split) -> Stored:
@@ -27,16 +30,18 @@ class Embedded(Dataset):
 
 @dataclass(frozen=True)
 class Friedman(Dataset):
-    """Friedman's first regression problem (Friedman, 1991, eq. 34), generated.
+    """Synthetic regression problem Friedman #1 (Friedman, 1991, eq. 34).
 
-    ``y = 10 sin(pi x0 x1) + 20 (x2 - 0.5)^2 + 10 x3 + 5 x4 + noise`` with uniform
-    inputs, of which the last five do not matter.
+    ``y = 10 sin(pi x0 x1) + 20 (x2 - 0.5)^2 + 10 x3 + 5 x4 + noise`` with inputs
+    uniform on [0, 1] and standard normal noise. The last five of the ten inputs are
+    irrelevant. Inputs and targets are standardized.
     """
 
     @override
     def read(self, split: Split) -> Stored:
         generator = np.random.default_rng(0)
-        num = self.num_train + self.num_train // 4  # as `split_rows` divides them
+        # `split_rows` uses 80 % of the rows for training.
+        num = self.num_train + self.num_train // 4
         x = generator.uniform(size=(num, *self.shape))
         y = 10 * np.sin(np.pi * x[:, 0] * x[:, 1]) + 20 * (x[:, 2] - 0.5) ** 2
         y += 10 * x[:, 3] + 5 * x[:, 4] + generator.normal(size=num)
@@ -46,7 +51,14 @@ class Friedman(Dataset):
 def standardised(
     inputs: np.ndarray, targets: np.ndarray, split: Split, classes: bool
 ) -> Stored:
-    """Returns a split of a table, by the statistics of its training split."""
+    """Standardize a split of a table by the statistics of its training split.
+
+    Args:
+        inputs: All rows of the table, of shape ``(n, columns)``.
+        targets: Integer classes or regression targets, of shape ``(n,)``.
+        split: The split to select.
+        classes: Whether `targets` are classes, which are not standardized.
+    """
     train = split_rows(len(targets), "train")
     center, spread = inputs[train].mean(0), inputs[train].std(0)
     spread = np.where(spread > 0, spread, 1.0)
@@ -57,7 +69,7 @@ def standardised(
 
 
 def stored(inputs, targets, center, spread, split: Split, dtype: str) -> Stored:
-    """Puts a split together."""
+    """Select the rows of a split, cast them and transfer them to the device."""
     rows = split_rows(len(targets), split)
     labels = targets[rows].astype(dtype)
     return Stored.of(inputs[rows].astype(np.float32), labels, center, spread)

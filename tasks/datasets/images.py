@@ -1,4 +1,4 @@
-"""Image datasets as TFDS stores them, read without TensorFlow."""
+"""Image datasets in TFDS format, read without TensorFlow."""
 
 import os
 from collections.abc import Sequence
@@ -15,21 +15,25 @@ from tasks.base import Split
 from tasks.datasets.base import Dataset, Stored
 from tasks.prepared import DataError
 
-_VALIDATION_SHARE = 10  # one in so many of the official training set
+# One tenth of the official training set is used for validation.
+_VALIDATION_SHARE = 10
 
 
 @dataclass(frozen=True)
 class TfdsImages(Dataset):
-    """Pixels stay bytes until they are in a batch, normalised by channel."""
+    """Image classification dataset prepared by TFDS.
+
+    Pixels are stored as uint8 and normalized per channel when a batch is drawn.
+    """
 
     mean: tuple[float, ...]
-    """Of each channel over the training set, of 255."""
+    """Mean of each channel over the training set, for pixels in [0, 255]."""
     std: tuple[float, ...]
-    """The same."""
+    """Standard deviation of each channel, for pixels in [0, 255]."""
 
     @property
     def folder(self) -> Path:
-        """Where TFDS keeps it."""
+        """Directory of the dataset in TFDS layout."""
         return prepared.folder(self.name)
 
     @override
@@ -39,7 +43,7 @@ class TfdsImages(Dataset):
     @override
     def read(self, split: Split) -> Stored:
         self.check_prepared()
-        import tensorflow_datasets as tfds  # two seconds
+        import tensorflow_datasets as tfds  # Lazy: the import takes two seconds.
 
         official = "test" if split == "test" else "train"
         try:
@@ -71,7 +75,10 @@ class TfdsImages(Dataset):
 
 
 def _rows(split: Split, num: int) -> np.ndarray:
-    """Returns a split's rows; those of validation are the last of the training set."""
+    """Compute the rows of a split within its official split.
+
+    Validation uses the last tenth of the official training set.
+    """
     end = num - num // _VALIDATION_SHARE
     return {
         "train": np.arange(end),

@@ -1,4 +1,4 @@
-"""Downloads official files and writes what TFDS would, without TensorFlow."""
+"""Download official dataset files and write them in TFDS format without TensorFlow."""
 
 import contextlib
 import gzip
@@ -25,7 +25,7 @@ _CHUNK = 1 << 18
 _SECONDS = 20
 
 Report = Callable[[str, int, int], None]
-"""Called with what is being done, how far it is, and how far it goes."""
+"""Progress callback with arguments ``(description, done, total)``."""
 
 
 class _File(NamedTuple):
@@ -39,12 +39,22 @@ class _File(NamedTuple):
 
 
 def prepare(dataset: TfdsImages, report: Report, mirror: str | None = None) -> Path:
-    """Downloads, checks and writes a dataset; what fails leaves nothing behind.
+    """Download, validate and write a dataset.
+
+    Partial downloads are deleted. Complete downloads are deleted after the dataset has
+    been written. If a later step fails, they are kept and reused by the next call.
+    SHA-256 checksums of the written files are stored for `verify`.
 
     Args:
-        dataset: Which one.
-        report: Of the progress.
-        mirror: Where the files are instead of their official place.
+        dataset: Dataset to prepare. An existing copy is deleted before writing.
+        report: Progress callback.
+        mirror: URL of a directory with the same files. Defaults to the official URL.
+
+    Returns:
+        The directory of the dataset.
+
+    Raises:
+        DataError: If a download fails, has a wrong checksum or cannot be written.
     """
     root = data_dir()
     downloads = root / "downloads" / dataset.name
@@ -54,7 +64,8 @@ def prepare(dataset: TfdsImages, report: Report, mirror: str | None = None) -> P
             _download(file, downloads, report, mirror) for file in _official(dataset)
         ]
         num = sum(spec["num"] for spec in _LAYOUTS[dataset.name].values())
-        with contextlib.redirect_stdout(io.StringIO()):  # TFDS talks
+        # Suppress the messages that TFDS prints to stdout.
+        with contextlib.redirect_stdout(io.StringIO()):
             _write(dataset, {file.name: file for file in files}, report, num)
         shutil.rmtree(downloads)
     except OSError as error:
@@ -65,14 +76,25 @@ def prepare(dataset: TfdsImages, report: Report, mirror: str | None = None) -> P
     finally:
         for folder in (downloads, downloads.parent, root):
             with contextlib.suppress(OSError):
-                folder.rmdir()  # if it is empty
+                folder.rmdir()  # Fails, and is suppressed, unless the folder is empty.
     sums = {path.name: _sha256(path) for path in sorted(_records(dataset))}
     (dataset.folder / CHECKSUMS).write_text(json.dumps(sums, indent=1) + "\n")
     return dataset.folder
 
 
 def verify(dataset: TfdsImages, report: Report) -> str:
-    """Reads all of a dataset and returns what was found; raises if it is damaged."""
+    """Read a dataset completely and validate its checksums and labels.
+
+    Args:
+        dataset: Dataset to verify.
+        report: Progress callback.
+
+    Returns:
+        A one-line summary for the user.
+
+    Raises:
+        DataError: If files are missing, unreadable or changed, or a label is invalid.
+    """
     dataset.check_prepared()
     sums = dataset.folder / CHECKSUMS
     expected = json.loads(sums.read_text()) if sums.is_file() else {}
@@ -105,7 +127,7 @@ def _records(dataset: TfdsImages) -> Iterator[Path]:
 
 
 def _official(dataset: TfdsImages) -> list[_File]:
-    """Returns the official files, with the checksums that TFDS itself ships."""
+    """List the official files, with the checksums that are part of TFDS."""
     import tensorflow_datasets as tfds
 
     name = f"{dataset.name.replace('-', '_')}.txt"
@@ -155,7 +177,10 @@ def _sha256(path: Path) -> str:
 def _write(
     dataset: TfdsImages, files: dict[str, Path], report: Report, num: int
 ) -> None:
-    """Writes TFDS's own format; TFDS renames the directory when all is there."""
+    """Write a dataset in TFDS format.
+
+    TFDS writes into a temporary directory and renames it when it is complete.
+    """
     tfds: Any = importlib.import_module("tensorflow_datasets")
     official = tfds.builder_cls(dataset.name.replace("-", "_"))
     layout = _LAYOUTS[dataset.name]
@@ -183,7 +208,8 @@ def _write(
             def _generate_examples(self, split):
                 yield from examples(split)
 
-    shutil.rmtree(dataset.folder, ignore_errors=True)  # what was there is unreadable
+    # TFDS skips preparation if the directory exists.
+    shutil.rmtree(dataset.folder, ignore_errors=True)
     tfds.disable_progress_bar()
     builder = Prepared(data_dir=str(data_dir()))
     config = tfds.download.DownloadConfig(compute_stats="skip", num_shards=1)
@@ -203,7 +229,12 @@ def _png(image: np.ndarray) -> bytes:
 
 
 def _idx(prefix: str) -> dict[str, Any]:
-    """Returns how to read the format that LeCun's files are in."""
+    """Build the layout of one split in LeCun's IDX format.
+
+    Returns:
+        A dict with `read`, a generator of ``(image, label)`` pairs; `num`, the number
+        of examples; and `more`, which maps an index to additional record features.
+    """
 
     def read(files: dict[str, Path]) -> Iterator[tuple[np.ndarray, int]]:
         pixels = gzip.decompress(files[f"{prefix}-images-idx3-ubyte.gz"].read_bytes())

@@ -1,4 +1,4 @@
-"""Tables of numbers in CSV files; the last column is what is predicted."""
+"""Regression datasets from CSV files; the last column is the target."""
 
 import csv
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ _FEWEST = 20
 
 @dataclass(frozen=True)
 class CsvTable(Dataset):
-    """A regression; columns and targets are standardised."""
+    """Regression dataset in a CSV file, with standardized inputs and targets."""
 
     path: str
-    """Of the file, within the data directory unless it is absolute."""
+    """Path of the file, relative to the data directory unless it is absolute."""
 
     @override
     def check_prepared(self) -> None:
@@ -44,7 +44,15 @@ class CsvTable(Dataset):
 
 
 def read_csv(path: Path) -> np.ndarray:
-    """Reads a table of numbers, with or without a line of names on top."""
+    """Read a table of finite numbers, with or without a header row.
+
+    Returns:
+        A float64 array of shape ``(rows, columns)``.
+
+    Raises:
+        DataError: If the file cannot be read, is too small, is ragged or has a cell
+            that is not a finite number.
+    """
     try:
         with path.open(newline="") as file:
             rows = [row for row in csv.reader(file) if row]

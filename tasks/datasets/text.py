@@ -1,4 +1,4 @@
-"""Texts as streams of small numbers."""
+"""Texts as arrays of integer tokens."""
 
 import functools
 import importlib
@@ -18,15 +18,19 @@ _FEWEST = 1_000
 
 
 def read_text(name: str, unit: Unit, split: Split) -> Integer[np.ndarray, " n"]:
-    """Reads a part of a text: its first 80 %, the next 10 %, or the last.
+    """Read the tokens of one split of a text.
+
+    The splits are contiguous: the first 80 % (train), the next 10 % (validation) and
+    the last 10 % (test).
 
     Args:
-        name: Of a file, within the data directory unless it is absolute; or
-            `descriptions`, the 15,000 characters in which scikit-learn describes its
-            datasets.
-        unit: Letters of any case become 1 to 26 and all else 0; the distinct
-            characters are numbered in order; or bytes as they are.
-        split: Which part.
+        name: Path of a file, relative to the data directory unless it is absolute; or
+            `descriptions`, about 15,000 characters of scikit-learn's dataset
+            descriptions.
+        unit: Token type. ``"letter"`` maps letters of either case to 1-26 and all other
+            characters to 0. ``"character"`` numbers the distinct characters of the
+            whole text in code point order. ``"byte"`` uses the raw bytes.
+        split: The split to read.
     """
     codes, _ = _encode(name, unit, data_dir())
     first, second = 8 * len(codes) // 10, 9 * len(codes) // 10
@@ -39,7 +43,7 @@ def read_text(name: str, unit: Unit, split: Split) -> Integer[np.ndarray, " n"]:
 
 
 def vocabulary_size(name: str, unit: Unit) -> int:
-    """Returns how many different numbers a text may have."""
+    """Compute the vocabulary size of a text: 27 letters, 256 bytes, or characters."""
     fixed = {"letter": 27, "byte": 256}
     return fixed.get(unit) or _encode(name, unit, data_dir())[1]
 

@@ -1,1 +1,1 @@
-"""HOW theta is learned: truncations, gradient estimators and the outer loop."""
+"""Meta-training of `theta`: truncation, gradient estimators and the outer loop."""

@@ -1,4 +1,4 @@
-"""Checkpoints: Orbax writes and restores them, a sha256 manifest vouches for them."""
+"""Orbax checkpoints with a SHA-256 manifest for integrity checks."""
 
 import contextlib
 import hashlib
@@ -23,22 +23,29 @@ _NUM_KEPT = 3
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Checkpoint manager of one run.
 
-    A checkpoint counts once its manifest is written, which happens in the background
-    after Orbax has committed it. Older ones are kept in case the newest is damaged.
+    A checkpoint is valid once its SHA-256 manifest exists. A background thread writes
+    the manifest after Orbax has committed the checkpoint. The latest three checkpoints
+    are kept, in case the newest is damaged.
+
+    Attributes:
+        latest: Outer step of the latest valid checkpoint; `None` if there is none.
     """
 
     def __init__(
         self, directory: Path, say: Callable[[str], None], *, read_only: bool = False
     ):
-        """Opens `directory`.
+        """Open a checkpoint directory and find the latest valid checkpoint.
+
+        Collective over processes: process 0 verifies the checkpoints.
 
         Args:
-            directory: Where the checkpoints are, or will be.
-            say: Is told about damaged checkpoints.
-            read_only: Whether another process may be writing; otherwise damaged
-                checkpoints are moved aside.
+            directory: Directory of the checkpoints, created unless `read_only`.
+            say: Callback for warnings about damaged checkpoints and failed writes.
+            read_only: Leave the directory unchanged, since another process may be
+                writing to it. By default, damaged checkpoints are renamed to
+                ``STEP.damaged`` and old checkpoints are deleted.
         """
         self._directory, self._say = directory.absolute(), say
         self._read_only = read_only
@@ -48,7 +55,8 @@ class Checkpoints:
                 self._directory.mkdir(parents=True, exist_ok=True)
             latest = self._last_good_step(say, read_only)
         self.latest: int | None = json.loads(distributed.share(json.dumps(latest))[0])
-        # Orbax warns of our choices, and tells at length what is told below.
+        # Orbax logs warnings about options chosen on purpose, and long traces of
+        # failures that `_give_up` reports in one line.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._manager = self._open()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -67,9 +75,10 @@ class Checkpoints:
         )
 
     def save(self, state: OuterState) -> None:
-        """Starts to save `state`; the arrays may be donated as soon as it returns.
+        """Save `state` asynchronously.
 
-        If it cannot be written, that is said and the run goes on.
+        The arrays may be donated as soon as this method returns. A failed write is
+        reported as a warning and does not raise.
         """
         self.wait()
         step = int(state.step)
@@ -83,7 +92,11 @@ class Checkpoints:
             self._saving = step, self._worker.submit(self._seal, step)
 
     def save_last(self, state: OuterState) -> None:
-        """Saves `state`, or raises: there is no later time to try it again."""
+        """Save the final `state` synchronously.
+
+        Raises:
+            UserError: If the write fails, since no later checkpoint will replace it.
+        """
         self.save(state)
         self.wait()
         if self.latest != int(state.step):
@@ -93,7 +106,7 @@ class Checkpoints:
             )
 
     def population_size(self) -> int:
-        """Returns how many members the latest state has in each population."""
+        """Read the population size of the latest checkpoint from its metadata."""
         assert self.latest is not None
         tree: Any = self._manager.item_metadata(self.latest)
         is_array = lambda x: hasattr(x, "shape")
@@ -101,7 +114,15 @@ class Checkpoints:
         return next(leaf.shape[0] for leaf in leaves if is_array(leaf))
 
     def restore(self, template: OuterState) -> OuterState:
-        """Returns the latest state, placed like `template`."""
+        """Restore the latest checkpoint.
+
+        Args:
+            template: State with the shapes, dtypes and shardings to restore to. Leaves
+                may be arrays or `jax.ShapeDtypeStruct`.
+
+        Raises:
+            UserError: If the checkpoint does not match the structure of `template`.
+        """
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
             template,
@@ -109,7 +130,8 @@ class Checkpoints:
         arguments = ocp.args.StandardRestore(target)
         try:
             return cast(OuterState, self._manager.restore(self.latest, args=arguments))
-        except ValueError as error:  # trees that differ; files are whole by now
+        # The hashes of all files match, so a `ValueError` is a structure mismatch.
+        except ValueError as error:
             raise UserError(
                 f"checkpoint {self.latest} in {self._directory} must hold what this "
                 "version of lopt keeps of such a run; it holds something else. Try the "
@@ -117,7 +139,7 @@ class Checkpoints:
             ) from error
 
     def wait(self) -> None:
-        """Waits until all that was saved is on disk, or has failed."""
+        """Block until the pending checkpoint is written or has failed."""
         if self._saving is None:
             return
         (step, sealed), self._saving = self._saving, None
@@ -130,7 +152,7 @@ class Checkpoints:
             self._give_up(step, error)
 
     def close(self) -> None:
-        """Waits, and frees what the checkpoints hold."""
+        """Wait for the pending checkpoint and release all resources."""
         try:
             self.wait()
         finally:
@@ -146,7 +168,9 @@ class Checkpoints:
         for path in self._directory.glob(f"{step}*"):
             if path.name == str(step) or path.name.startswith(f"{step}.orbax"):
                 shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(Exception):  # it still holds what has failed
+        # Replace the manager: the old one still holds the failed write, whose error
+        # `close` may raise again.
+        with contextlib.suppress(Exception):
             self._manager.close()
         self._manager = self._open()
 
@@ -174,7 +198,8 @@ class Checkpoints:
             say(f"Checkpoint {step} {fault}; trying the one before.")
             if not read_only:
                 aside = path.with_name(f"{step}.damaged")
-                shutil.rmtree(aside, ignore_errors=True)  # of an earlier time
+                # Remove the leftover of an earlier failure at the same step.
+                shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
         if steps:
             say("No checkpoint is whole: there is nothing to go on from.")
@@ -191,7 +216,7 @@ def _hashes(path: Path) -> dict[str, str]:
 
 
 def _fault(path: Path) -> str | None:
-    """Returns what is wrong with a checkpoint, or None."""
+    """Describe the damage of a checkpoint, or return `None` if it is valid."""
     try:
         expected = json.loads((path / _MANIFEST).read_text())
     except FileNotFoundError:
@@ -204,7 +229,11 @@ def _fault(path: Path) -> str | None:
 
 
 def _is_from_disk(error: BaseException | None) -> bool:
-    """Whether an error comes from writing, which may go well another time."""
+    """Check whether an error or one of its causes is a file-system error.
+
+    Such errors may be transient. Not all of them are raised as `OSError`, so the
+    messages are searched as well.
+    """
     signs = (
         "RESOURCE_EXHAUSTED",
         "No space left",

@@ -1,4 +1,4 @@
-"""`lopt meta-train` and `lopt export`: parse, then call; nothing else."""
+"""Command line of `lopt meta-train`, `lopt export` and `lopt estimators`."""
 
 import argparse
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ presets:"""
 
 
 def meta_train(arguments: Sequence[str]) -> int:
-    """Runs `lopt meta-train PRESET [--flags]`."""
+    """Run `lopt meta-train PRESET [--flags]`."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"{_META_TRAIN}\n{listing()}")
         return 0 if arguments else 2
     name, *rest = arguments
     preset = find("preset", name, PRESETS)
-    # Which parts there are decides which flags there are, so these come first.
+    # The flags of the config depend on the chosen components: parse these first.
     parts = argparse.ArgumentParser(
         prog=f"lopt meta-train {name}", add_help=False, allow_abbrev=False
     )
@@ -80,13 +80,13 @@ def meta_train(arguments: Sequence[str]) -> int:
 @dataclass(frozen=True)
 class _Export:
     run_dir: Annotated[Path, tyro.conf.Positional]
-    """Run directory of a `lopt meta-train`."""
+    """Run directory of `lopt meta-train`."""
     out: Path
-    """File to write, ending in .safetensors."""
+    """Output file, ending in .safetensors."""
 
 
 def export(arguments: Sequence[str]) -> int:
-    """Runs `lopt export RUN_DIR --out FILE`."""
+    """Run `lopt export RUN_DIR --out FILE`."""
     options = tyro.cli(
         _Export,
         args=arguments,
@@ -102,19 +102,21 @@ def export(arguments: Sequence[str]) -> int:
 @dataclass(frozen=True)
 class _Estimators:
     lengths: tuple[int, ...] = ()
-    """Window lengths to compare; the preset's own by default."""
+    """Truncation window lengths to compare; that of the preset by default."""
     estimators: tuple[str, ...] = ()
-    """Which ones, by name; all that work on the preset's system by default."""
+    """Names of the estimators; all that support the preset's system by default."""
     population: int = 8
-    """Pairs or episodes in an estimate; signal per second hardly depends on it."""
+    """Population size: antithetic pairs or episodes per estimate. The signal per second
+    hardly depends on it."""
     seconds: float = 2.0
-    """Time to measure each for, besides the time to compile it."""
+    """Measurement time per estimator in seconds, excluding compile time."""
     minutes: float = 2.6
-    """Time for everything, about; what cannot be reached in it is left out."""
+    """Approximate limit of the total time in minutes. Estimators that exceed it are
+    skipped."""
     seed: int = 0
-    """Fixes all randomness."""
+    """Random seed."""
     out: Path | None = None
-    """Directory for figure and numbers; runs/estimators/PRESET by default."""
+    """Output directory of figure and JSON file; runs/estimators/PRESET by default."""
 
     def __post_init__(self):
         if self.population < 1 or not min(self.seconds, self.minutes) > 0:
@@ -126,7 +128,7 @@ class _Estimators:
 
 
 def estimators(arguments: Sequence[str]) -> int:
-    """Runs `lopt estimators PRESET [--lengths 1 10 100]`."""
+    """Run `lopt estimators PRESET [--lengths 1 10 100]`."""
     name, options = preset_cli.parse(
         "estimators",
         arguments,

@@ -1,4 +1,4 @@
-"""Whether an estimator can work on a system: told from shapes, before any work."""
+"""Compatibility checks of gradient estimators with a system, by abstract tracing."""
 
 import math
 import os
@@ -17,7 +17,11 @@ from tasks.base import Data, Theta, UnrolledSystem
 
 
 class Compatibility:
-    """Of estimators with one system, its data and its theta."""
+    """Compatibility of gradient estimators with one system.
+
+    All checks trace abstract values: nothing is compiled or unrolled. The result for
+    each kind of derivative is cached.
+    """
 
     def __init__(self, system: UnrolledSystem, data: Data, theta: Theta):
         self._system = system
@@ -25,7 +29,12 @@ class Compatibility:
         self._reasons: dict[Derivatives, str | None] = {"none": None}
 
     def check(self, estimator: GradientEstimator) -> None:
-        """Raises unless `estimator` can work here and what it carries fits here."""
+        """Validate that `estimator` supports the system and fits into memory.
+
+        Raises:
+            UserError: If the system lacks the derivatives that `estimator` needs, or
+                if two copies of the estimator's state exceed `memory_limit`.
+        """
         reason = self.reason_against(estimator.derivatives)
         name, system = _name(estimator), _name(self._system)
         if reason is not None:
@@ -34,7 +43,8 @@ class Compatibility:
                 f"{reason.rstrip('.')}. {self._suggestion(estimator)}"
             )
         size, limit = self.carried_bytes(estimator), memory_limit()
-        if 2 * size > limit:  # one before and one after an update
+        # The states before and after an update exist at the same time.
+        if 2 * size > limit:
             each = size / estimator.population_size
             raise UserError(
                 f"{name} on {system} carries {_bytes(size)} from update to update "
@@ -43,20 +53,24 @@ class Compatibility:
             )
 
     def carried_bytes(self, estimator: GradientEstimator) -> int:
-        """Returns the size of the estimator's state, without making one."""
+        """Compute the size of the estimator's state in bytes from its shapes."""
         init = lambda *arguments: estimator.init(self._system, *arguments)
         leaves = jax.tree.leaves(jax.eval_shape(init, *self._arguments))
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
     def reason_against(self, derivatives: Derivatives) -> str | None:
-        """Returns why the system has no such derivatives; nothing if it has."""
+        """Explain why the system lacks `derivatives`, or return `None` if it has them.
+
+        A derivative that is identically zero counts as missing.
+        """
         if derivatives not in self._reasons:
             self._reasons[derivatives] = self._find_reason(derivatives)
         return self._reasons[derivatives]
 
     def _find_reason(self, derivatives: Derivatives) -> str | None:
         system, first = self._system, self._arguments
-        # Whatever is wrong with the system itself is raised here, as it is.
+        # Trace the system without derivatives first, so that its own errors propagate
+        # unchanged.
         jax.eval_shape(lambda *first: _first_step(system, *first), *first)
         try:
             reason = _reason_for_zero(system, *first)
@@ -82,7 +96,7 @@ class Compatibility:
 
 
 def memory_limit() -> int:
-    """Returns the bytes that all devices have; a CPU has the machine's."""
+    """Compute the total device memory in bytes, or the physical memory on CPU."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] * jax.device_count()
@@ -101,7 +115,13 @@ def _pull_back(system: UnrolledSystem, data: Data, theta: Theta, key: Any) -> An
 def _reason_for_zero(
     system: UnrolledSystem, data: Data, theta: Theta, key: Any
 ) -> str | None:
-    """Returns why the loss's derivative is zero wherever it exists, if it is."""
+    """Explain why the loss has derivative zero in `theta`, or return `None`.
+
+    The JVP of `init_state` and of one step is traced to a jaxpr. Its inputs include the
+    tangents of `theta` and of the floating-point leaves of the state. A fixed-point
+    iteration over steps then finds the state tangents that depend on the tangent of
+    `theta`. If the tangent of the loss never does, the loss is piecewise constant.
+    """
 
     def floats(state):
         is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
@@ -130,7 +150,8 @@ def _reason_for_zero(
     num_theta, num_floats = (len(jax.tree.leaves(t)) for t in tangents)
     d_theta, d_floats = np.split(jaxpr.invars[-num_theta - num_floats :], [num_theta])
     d_start, d_state, d_loss = np.split(jaxpr.outvars, [num_floats, 2 * num_floats])
-    # What theta moves at the start, in the first step, the second, and so on.
+    # Tangents that depend on theta: after `init_state`, after the first step, after
+    # the second step, and so on until no tangent is added.
     moved = set(d_theta)
     outs = d_start
     while True:
@@ -145,13 +166,17 @@ def _reason_for_zero(
 
 
 def _reached(jaxpr: Any, inputs: set[Any]) -> list[Any]:
-    """Returns what depends on `inputs`; a derivative that is zero does not."""
+    """Find the variables of `jaxpr` that depend on `inputs`.
+
+    Tangents that are symbolic zeros are constants and depend on no input.
+    """
     reached = set(inputs)
     for equation in jaxpr.eqns:
         operands = {v for v in equation.invars if not isinstance(v, Literal)}
         if reached & operands:
             reached.update(equation.outvars)
-    return list(reached)  # literals, which are asked for too, cannot be hashed
+    # Callers look up literals as well, which are not hashable: return a list.
+    return list(reached)
 
 
 def _name(part: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a run is: one frozen dataclass, filled from a preset and the command line."""
+"""Configuration of a meta-training run, from a preset and the command line."""
 
 import dataclasses
 import json
@@ -24,51 +24,57 @@ CONFIG_FILE = "config.json"
 
 @dataclass(frozen=True, kw_only=True)
 class MetaTrainConfig:
-    """One meta-training run."""
+    """Configuration of one meta-training run.
+
+    Raises:
+        ValueError: If a field is out of range, or if the systems do not share theta.
+    """
 
     systems: tuple[UnrolledSystem, ...]
-    """What theta is trained on; the gradients of several are averaged."""
+    """Systems to meta-train on. Their meta-gradients are averaged."""
     estimator: GradientEstimator
-    """How the gradient of theta is estimated."""
+    """Estimator of the meta-gradient."""
     objective: Objective = "mean"
     """Meta-objective over the losses of an episode: their mean, the final loss, the
-    mean logarithm, a mean that weights late steps more, or combinations of these."""
+    mean log loss, a mean that weights late steps more, or a combination."""
     outer_optimizer: OuterAdam = OuterAdam()
-    """What theta is updated by."""
+    """Optimizer of the outer parameters theta."""
     num_outer_steps: int = 1_000
-    """Outer updates to take."""
+    """Number of outer updates."""
     system_weights: tuple[float, ...] = ()
-    """Weight of each system in the mean gradient; equal by default."""
+    """Weight of each system in the mean meta-gradient; equal by default."""
     systems_per_update: int | None = None
-    """Systems that each outer update draws and unrolls, so that its cost does not grow
-    with the mixture; all of them by default."""
+    """Systems sampled and unrolled per outer update, which bounds the cost of an update
+    for large mixtures; all systems by default."""
     average_decay: float = 0.0
-    """Decay of an exponential moving average of theta, which is then the one that is
-    evaluated and exported; 0 for none."""
+    """Decay of the exponential moving average of theta. The average is then evaluated
+    and exported instead of theta; 0 disables it."""
     validation_tasks: tuple[str, ...] = ()
-    """Tasks of the zoo to evaluate theta on during meta-training; never trained on."""
+    """Held-out tasks of the zoo, by name, to evaluate theta on during meta-training."""
     select: Literal["last", "best"] = "last"
-    """Theta to export: the last one, or the best on the validation tasks."""
+    """Theta to export: the last, or the one with the lowest validation loss."""
     seed: int = 0
-    """Fixes every random number of the run."""
+    """Random seed of the run, in [0, 2**32)."""
     run_dir: Path = Path("runs/default")
-    """Checkpoints, metrics, config and export go here; resumed if it holds a run."""
+    """Directory of checkpoints, metrics, config and export. A run that it already
+    contains is resumed."""
     resize: bool = False
-    """Whether a run that is resumed may go on with a population of another size."""
+    """Whether resuming may change the population size."""
     log_every_steps: int = 10
-    """Outer updates between two lines of metrics; they are averaged in between."""
+    """Outer updates between log entries. Metrics are averaged over the interval."""
     evaluate_every_steps: int = 250
-    """Outer updates between two evaluations on fresh inner runs; 0 for never."""
+    """Outer updates between evaluations on fresh inner runs; 0 disables them."""
     num_evaluation_runs: int = 16
-    """Fresh unperturbed inner runs in each evaluation."""
+    """Inner runs per system in each evaluation, with unperturbed theta."""
     checkpoint_every_steps: int = 0
-    """Outer updates between two checkpoints; 0 to go by the clock alone."""
+    """Outer updates between checkpoints; 0 disables checkpoints by step count."""
     checkpoint_every_minutes: float = 5.0
-    """Minutes between two checkpoints; 0 to go by steps alone."""
+    """Minutes between checkpoints; 0 disables checkpoints by time."""
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
-    """Weights & Biases: auto is online if there is an API key, offline if not."""
+    """Weights & Biases mode. `auto` uses the variable WANDB_MODE if it is set, else
+    online with an API key and offline without."""
     wandb_project: str = "lopt"
-    """Project that the run is shown under in Weights & Biases."""
+    """Weights & Biases project."""
 
     def __post_init__(self):
         _check_shared_theta(self.systems)
@@ -133,13 +139,16 @@ class MetaTrainConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Name of each system, as metrics and figures show it."""
+        """Unique name of each system in metrics and figures."""
         problems = [s.task if isinstance(s, InnerTraining) else s for s in self.systems]
         return unique_names(problems)
 
     @property
     def validation_systems(self) -> tuple[InnerTraining, ...]:
-        """The learned optimizer on the validation tasks."""
+        """Inner training of each validation task with the learned optimizer.
+
+        Empty if no system trains a learned optimizer.
+        """
         inner = [s for s in self.systems if isinstance(s, InnerTraining)]
         if not inner:
             return ()
@@ -158,12 +167,12 @@ class MetaTrainConfig:
 
     @property
     def horizon(self) -> int:
-        """Steps of the longest inner run."""
+        """Number of steps of the longest inner run."""
         return self.estimator.truncation.horizon
 
 
 def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
-    """Raises unless all systems have the same outer parameters."""
+    """Validate that all systems have the same outer parameters."""
     if not systems:
         raise ValueError("`systems` must not be empty. Try --tasks digits-mlp.")
     owners = [s.owner if isinstance(s, InnerTraining) else s for s in systems]
@@ -182,7 +191,7 @@ def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
             )
 
 
-# Fields that change how a run is watched, not what it computes.
+# Fields that may differ on resume, since they do not affect the meta-training updates.
 _OPERATIONAL = {
     "run_dir",
     "resize",
@@ -206,7 +215,13 @@ _TYPES: dict[str, type] = {
 
 
 def write_config(config: MetaTrainConfig) -> None:
-    """Writes `config` into its run directory, unless that holds another run."""
+    """Write `config` to its run directory atomically.
+
+    Raises:
+        UserError: If the directory contains a run with a different configuration.
+            Operational fields may differ. The population size may differ if
+            `config.resize` is set.
+    """
     path = config.run_dir / CONFIG_FILE
     new = to_dict(config)
     if _has_begun(config.run_dir):
@@ -229,14 +244,15 @@ def write_config(config: MetaTrainConfig) -> None:
 
 
 def read_config(run_dir: Path) -> MetaTrainConfig:
-    """Returns the configuration of the run in `run_dir`."""
+    """Load the configuration of the run in `run_dir`."""
     described = _read(run_dir / CONFIG_FILE)
-    del described["run_dir"]  # it may have been moved
+    # The directory may have been moved since the file was written.
+    del described["run_dir"]
     return dataclasses.replace(from_dict(described, _TYPES), run_dir=run_dir)
 
 
 def _has_begun(run_dir: Path) -> bool:
-    """Whether there is anything in `run_dir` that another run could spoil."""
+    """Check whether `run_dir` contains metrics or checkpoints of a run."""
     metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
     has_metrics = metrics.exists() and metrics.stat().st_size > 0
     return has_metrics or (checkpoints.exists() and any(checkpoints.iterdir()))

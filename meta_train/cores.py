@@ -1,4 +1,4 @@
-"""How the cores of a CPU share a population: as one device, or as one each."""
+"""Choice of the number of CPU devices that share a population."""
 
 import os
 from collections.abc import Sequence
@@ -10,15 +10,25 @@ from meta_train import sharding
 from meta_train.inner_training import InnerTraining, Splits
 from tasks.base import UnrolledSystem
 
-_MOST = 8  # each has the data, and a program of its own
+# Each device holds its own copy of the data and of the compiled program.
+_MOST = 8
 
 
 def share(systems: Sequence[UnrolledSystem], population: int) -> None:
-    """Lets every core be a device where that pays: where pairs are large.
+    """Use one CPU device per core for large pairs.
 
-    A program does little in parallel, so that cores as one device are mostly idle;
-    but devices wait for each other, which takes longer than updates of small pairs.
-    This must come before jax starts. `JAX_NUM_CPU_DEVICES` decides if it is set.
+    XLA parallelizes little within one CPU program, so that a single device leaves most
+    cores idle. Several devices have to synchronize, which takes longer than an update
+    of small pairs. The number of devices is the largest divisor of `population` up to
+    the number of cores, and at most 8.
+
+    Must be called before JAX initializes its backends. Does nothing if
+    `JAX_NUM_CPU_DEVICES` is set or if `jax.distributed` is initialized.
+
+    Args:
+        systems: Systems of the run. The states of an antithetic pair must reach
+            `sharding.LARGE_MEMBER` bytes in each of them.
+        population: Population size of the estimator.
     """
     if "JAX_NUM_CPU_DEVICES" in os.environ or jax.distributed.is_initialized():
         return
@@ -41,6 +51,9 @@ def _has_large_pairs(system: UnrolledSystem) -> bool:
 
 
 def _num_cores() -> int:
-    """Returns how many cores this process may use, where the system can tell."""
+    """Count the cores available to this process.
+
+    Falls back to all cores of the machine on platforms without CPU affinity.
+    """
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

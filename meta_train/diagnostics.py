@@ -1,4 +1,4 @@
-"""How good an estimator is on a system: its bias, its variance and what it costs."""
+"""Bias, variance and cost of gradient estimators on a system."""
 
 import dataclasses
 import math
@@ -28,14 +28,15 @@ from tasks.base import Data, State, Theta, UnrolledSystem
 
 
 class Measurement(NamedTuple):
-    """Of an estimator at a fixed theta.
+    """Measured statistics of an estimator at a fixed theta.
 
     Attributes:
-        mean: The mean estimate, over whole episodes of independent populations.
-        error: Its standard error, over all coordinates together.
-        variance: Total variance of one estimate, around that mean.
-        seconds: For one estimate.
-        cost: Of one estimate, as compiled.
+        mean: Mean estimate, over whole episodes of independent populations.
+        error: Standard error of `mean`: root of the sum over coordinates of the squared
+            standard errors.
+        variance: Total variance of one estimate (trace of the covariance).
+        seconds: Run time of one estimate.
+        cost: FLOPs and memory of one estimate, from the compiled program.
     """
 
     mean: np.ndarray
@@ -46,18 +47,20 @@ class Measurement(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """An estimator against the reference; not-a-number is what was too slow to know.
+    """Comparison of an estimator with the reference; NaN if it was too slow to measure.
 
     Attributes:
-        estimator: Which one, with its hyperparameters.
-        bias: Distance of its mean from the reference, what noise explains taken off,
-            over the length of the reference.
-        bias_error: Standard error of that distance: a bias below two is none.
-        cosine: Between its mean and the reference.
-        variance: Total variance of one estimate over the reference's squared length.
-        signal_to_noise: The square of the mean's part along the reference, with its
-            sign, over the variance.
-        seconds: For one estimate.
+        estimator: Estimator with its hyperparameters.
+        bias: Distance between the mean estimate and the reference, corrected for
+            sampling noise, relative to the norm of the reference.
+        bias_error: Standard error of `bias`. A bias below two standard errors is not
+            significant.
+        cosine: Cosine similarity of the mean estimate and the reference.
+        variance: Total variance of one estimate, relative to the squared norm of the
+            reference.
+        signal_to_noise: Signed square of the projection of the mean estimate on the
+            reference, divided by the total variance of one estimate.
+        seconds: Run time of one estimate.
         cost: FLOPs and bytes of one estimate.
     """
 
@@ -72,12 +75,12 @@ class Diagnosis(NamedTuple):
 
     @property
     def signal_per_second(self) -> float:
-        """What to choose by: how fast averaging estimates shows where to go."""
+        """Signal-to-noise ratio per second: the criterion for choosing an estimator."""
         return self.signal_to_noise / self.seconds
 
     @property
     def num_windows(self) -> int:
-        """Windows in an episode; one for what unrolls whole episodes."""
+        """Updates per episode; 1 for estimators that unroll whole episodes."""
         steps = self.estimator.steps_per_update
         return max(round(self.estimator.truncation.horizon / steps), 1)
 
@@ -92,18 +95,26 @@ def candidates(
     lengths: Sequence[int] = (),
     population: int = 8,
 ) -> tuple[list[GradientEstimator], list[str]]:
-    """Returns estimators to compare, the reference first, and why others cannot be.
+    """List the estimators to compare on a system, the reference first.
 
-    The reference is exact backpropagation, or full ES where there is none.
+    The reference is `FullBackprop`, or `FullES` if the system is not differentiable.
 
     Args:
-        estimator: What they share their fields with.
-        system: What they are to work on.
-        data: What its `load` returned.
-        theta: Its outer parameters.
-        names: Which ones, all if empty; one that is named must work.
-        lengths: Of windows, those of `estimator` if empty.
-        population: Members of each.
+        estimator: Estimator from which the others take the fields that they share.
+        system: System to unroll.
+        data: Output of `system.load`.
+        theta: Outer parameters.
+        names: Names of the estimators; all if empty. Named estimators must be
+            compatible with the system.
+        lengths: Window lengths; that of `estimator` if empty.
+        population: Population size of each estimator.
+
+    Returns:
+        The estimators, and an error message for each incompatible one.
+
+    Raises:
+        UserError: If a named estimator is unknown or incompatible, or if a window
+            length is invalid.
     """
     kinds = [find("estimator", name, ESTIMATORS) for name in names]
     compatibility = Compatibility(system, data, theta)
@@ -111,7 +122,7 @@ def candidates(
     reference = FullBackprop if differentiable else FullES
     chosen, refused = [], []
     for kind in dict.fromkeys([reference, *(kinds or ESTIMATORS.values())]):
-        # Shortest first: what windows do not matter to stops at the first of them.
+        # Sorted, because estimators of whole episodes use the first length only.
         for length in sorted(set(lengths) or {estimator.truncation.length}):
             try:
                 window = dataclasses.replace(estimator.truncation, length=length)
@@ -128,7 +139,7 @@ def candidates(
                 break
             chosen.append(other)
             if other.steps_per_update >= window.horizon:
-                break  # windows do not matter to it
+                break  # Longer windows would not change its estimate.
     return chosen, refused
 
 
@@ -144,22 +155,27 @@ def diagnose(
     repeats: int | None = None,
     on_progress: Callable[[str], None] = lambda done: None,
 ) -> list[Diagnosis]:
-    """Compares `estimators` with the first of them; most signal per second first.
+    """Measure `estimators` and compare them with the first one, the reference.
 
-    Programs are compiled two at a time and measured one at a time. Those for which
-    the `minutes` do not suffice are left out; two are always there.
+    Programs are compiled two at a time and measured one at a time. Estimators that
+    would exceed the budget of `minutes` are skipped, except for the first two.
 
     Args:
-        estimators: What to compare; the first is the reference.
-        system: What they differentiate.
-        data: What its `load` returned.
-        theta: Where.
-        key: Fixes all randomness.
-        seconds: To measure each for; what takes eight times as long is not measured.
-        minutes: For all of it, about.
-        repeats: Populations to measure each with, however long it takes; the numbers
-            are then the same every time, the times and their order aside.
-        on_progress: Called with what was done, twice for each estimator.
+        estimators: Estimators to compare; the first is the reference.
+        system: System to unroll.
+        data: Output of `system.load`.
+        theta: Outer parameters at which the gradient is estimated.
+        key: Random key of all measurements.
+        seconds: Time for which each estimator is measured; twice that for the
+            reference. An estimator is not measured if two repetitions would take
+            more than eight times as long.
+        minutes: Approximate budget for compilation and measurement.
+        repeats: Number of populations to measure each estimator with, regardless of
+            run time. Results are then reproducible, except for times and order.
+        on_progress: Called with a status message, twice for each estimator.
+
+    Returns:
+        Diagnoses sorted by `signal_per_second`, largest first and NaN last.
     """
     begin = time.monotonic()
     compiling: list[float] = []
@@ -167,7 +183,8 @@ def diagnose(
     def compile_one(estimator):
         start = time.monotonic()
         spent = start - begin
-        # As long as any took, and then to measure this one and those before it.
+        # Longest compile time so far, plus the time to measure this estimator and
+        # those compiled before it.
         needed = max(compiling, default=0.0) + 2 * seconds * (len(compiling) + 2)
         if estimator not in estimators[:2] and spent + needed > 60 * minutes:
             for _ in range(2):
@@ -195,7 +212,7 @@ def diagnose(
 
 
 class Probe:
-    """An estimator on a system, compiled."""
+    """Compiled programs that measure one estimator on a system."""
 
     def __init__(
         self,
@@ -236,12 +253,20 @@ class Probe:
     def measure(
         self, seconds: float, key: PRNGKeyArray, *, repeats: int | None = None
     ) -> Measurement:
-        """Repeats whole episodes of fresh populations for about so many seconds."""
+        """Measure the estimator over whole episodes of new populations.
+
+        Args:
+            seconds: Approximate time to measure for. The statistics of the estimate
+                are NaN if two repetitions would take more than eight times as long.
+            key: Random key.
+            repeats: Number of populations, regardless of run time; None: as many as fit
+                into `seconds`, but at least two.
+        """
         truncation, estimator = self.estimator.truncation, self.estimator
         num_updates, num_first = 1, 0
         if self._has_episodes:
             num_updates = math.ceil(truncation.horizon / estimator.steps_per_update)
-            num_first = num_updates  # the first episodes are cut short
+            num_first = num_updates  # Skip the first episodes, which are cut short.
         means, squares = [], []
         start, spent, done = time.perf_counter(), 0.0, 0
         pace = self.pace(key)
@@ -270,15 +295,16 @@ class Probe:
         whole = np.asarray(means, np.float64)
         mean = whole.mean(axis=0)
         error = math.sqrt(whole.var(axis=0, ddof=1).sum() / len(whole))
-        # The square of a mean is too large by the variance of the mean.
+        # |mean|^2 overestimates the square of the expectation by the variance of the
+        # mean.
         variance = max(float(np.mean(squares) - (mean @ mean - error**2)), 0.0)
         return Measurement(mean, error, variance, spent / done, self.cost)
 
     def pace(self, key: PRNGKeyArray) -> float:
-        """Returns the seconds that one estimate takes, roughly."""
+        """Measure the approximate run time of one estimate in seconds."""
         state = self._init(*self._arguments, key)
         pace = math.inf
-        for _ in range(2):  # the first call is slower
+        for _ in range(2):  # The first call is slower.
             begin = time.perf_counter()
             state, *_ = self._call(state, key, 1)
             pace = min(pace, time.perf_counter() - begin)
@@ -300,6 +326,7 @@ def _has_episodes(state: State) -> bool:
 def _compare(
     estimator: GradientEstimator, measured: Measurement, reference: Measurement
 ) -> Diagnosis:
+    """Compare a measurement with that of the reference; see `Diagnosis`."""
     squared = max(reference.mean @ reference.mean - reference.error**2, 0.0)
     length = math.sqrt(squared) if squared > 0 else math.nan
     same = measured is reference

@@ -1,7 +1,8 @@
-"""Several processes, one run: who is who, what they agree on, how they end together.
+"""Multi-process runs: startup, agreement between hosts, and shutdown after errors.
 
-jax moves the numbers. Here is what the host programs need besides: `share`, by which
-every process learns what all of them say, and a way out that waits for nobody.
+JAX communicates arrays between devices. This module adds host-side utilities: `share`
+all-gathers strings over processes, and `ending_together` exits every process if one of
+them fails, without waiting for a process that is gone.
 """
 
 import contextlib
@@ -26,25 +27,30 @@ from lopt.errors import UserError, is_for_user
 
 Mode: TypeAlias = Literal["auto", "on", "off"]
 
-# Seconds. A host that freezes is noticed after the first; nobody waits at the exit.
+# Timeouts in seconds: a host that freezes is detected after `_HEARTBEAT`, and the
+# barrier at exit is short, so that no process waits long for one that is gone.
 _HEARTBEAT, _SHUTDOWN = 20, 5
-_CHUNK, _HEAD = 1_024, 4  # bytes
+_CHUNK, _HEAD = 1_024, 4  # Initial message size and length header, in bytes.
 _FAULTS = "faults"
 _VERSIONS = ("lopt", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the processes of a run find each other; a cluster may say the rest."""
+    """Arguments of `jax.distributed.initialize`.
+
+    JAX detects missing values from the cluster environment.
+    """
 
     distributed: Mode = "auto"
-    """Whether there are several: auto if an address is given or a launcher says so."""
+    """Whether the run has several processes. `auto` enables it if a coordinator address
+    is given or a launcher with several processes is detected."""
     coordinator_address: str | None = None
-    """HOST:PORT of process 0, the same for all."""
+    """HOST:PORT of process 0, identical on all processes."""
     num_processes: int | None = None
-    """How many there are."""
+    """Number of processes."""
     process_id: int | None = None
-    """Which one this is, from 0."""
+    """Index of this process, in [0, num_processes)."""
 
     def __post_init__(self):
         address = self.coordinator_address
@@ -69,7 +75,11 @@ class Launch:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are other processes to be found."""
+        """Whether `start` initializes `jax.distributed`.
+
+        With `auto`, this is the case if a coordinator address is given, if Slurm or
+        Open MPI launched several processes, or if the TPU slice has several hosts.
+        """
         if self.distributed != "auto":
             return self.distributed == "on"
         environment = os.environ.get
@@ -86,7 +96,13 @@ class Launch:
 
 
 def start(launch: Launch) -> None:
-    """Meets the other processes, if there are any, and says who this one is."""
+    """Initialize `jax.distributed` if the run has several processes.
+
+    Prints the process index, the host name and the number of local devices.
+
+    Raises:
+        UserError: If the processes cannot connect to each other.
+    """
     if not launch.is_distributed:
         return
     address = launch.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -94,9 +110,9 @@ def start(launch: Launch) -> None:
     try:
         jax.distributed.initialize(
             *asked,
-            # All that is needed was said, or a cluster is asked for the rest.
+            # Detect the cluster only if an argument is missing.
             cluster_detection_method=None if None in asked else "deactivate",
-            # jax would listen at every address that this host has.
+            # By default, the coordinator would listen on all interfaces of the host.
             coordinator_bind_address=address,
             heartbeat_timeout_seconds=_HEARTBEAT,
             shutdown_timeout_seconds=_SHUTDOWN,
@@ -116,7 +132,7 @@ def start(launch: Launch) -> None:
 
 
 def name() -> str:
-    """Says which process this is."""
+    """Format the index of this process, the process count and the host name."""
     return (
         f"Process {jax.process_index()} of {jax.process_count()} on "
         f"{socket.gethostname()}"
@@ -124,19 +140,26 @@ def name() -> str:
 
 
 def is_first() -> bool:
-    """Whether this is the process that speaks and writes for all."""
+    """Check whether this is process 0, which prints and writes for all processes."""
     return jax.process_index() == 0
 
 
 def share(text: str) -> list[str]:
-    """Returns what each process says, in order; all must call it."""
+    """All-gather a string over processes (collective).
+
+    Args:
+        text: String of this process. Lengths may differ between processes.
+
+    Returns:
+        Strings of all processes, ordered by process index.
+    """
     if jax.process_count() == 1:
         return [text]
     said = text.encode()
     size = _CHUNK
     while True:
-        # Its length goes ahead, so that all know when to try again with more room;
-        # few sizes, as each is a program of its own.
+        # A header with the length tells all processes whether to retry with a larger
+        # message. Sizes grow by a factor of 4, since each size compiles a program.
         message = np.zeros(size, np.uint8)
         message[:_HEAD] = np.frombuffer(len(said).to_bytes(_HEAD, "big"), np.uint8)
         head = said[: size - _HEAD]
@@ -156,11 +179,15 @@ def _gather(array: np.ndarray) -> np.ndarray:
 
 
 def together(function: Callable[[], object], *, first_only: bool = False) -> None:
-    """Calls `function`; if a user's mistake stops one process, it stops all of them.
+    """Call `function` and raise its user errors on all processes (collective).
 
     Args:
-        function: What to do; it must not wait for other processes.
-        first_only: Whether the first process does it for all.
+        function: Function to call. It must not contain collectives.
+        first_only: Whether to call it on process 0 only.
+
+    Raises:
+        UserError: On every process, if `function` raises a user error on one of them.
+            Other exceptions propagate on the process that raised them.
     """
     complaint = ""
     if is_first() or not first_only:
@@ -177,7 +204,11 @@ def together(function: Callable[[], object], *, first_only: bool = False) -> Non
 
 
 def check_alike(described: dict) -> None:
-    """Raises unless all processes run the same versions with the same flags."""
+    """Validate that all processes have the same versions and flags (collective).
+
+    Args:
+        described: JSON-serializable description of the flags of this process.
+    """
     if jax.process_count() == 1:
         return
     mine = {"flags": described, "versions": _versions()}
@@ -202,14 +233,21 @@ def _versions() -> dict[str, str]:
 
 
 def check_shared(directory: Path, flag: str) -> None:
-    """Raises unless all processes see the same `directory`."""
+    """Validate that `directory` is shared by all processes (collective).
+
+    Process 0 writes a random token to a file, which all processes must then read.
+
+    Args:
+        directory: Directory to check.
+        flag: Command-line flag to name in the error message.
+    """
     if jax.process_count() == 1:
         return
     mark = directory / ".shared"
     token = share(os.urandom(8).hex())[0]
     if is_first():
         mark.write_text(token)
-    share("")  # it is written now
+    share("")  # Barrier: the token is written before any process reads it.
     try:
         found = mark.read_text() == token
     except OSError:
@@ -227,7 +265,12 @@ def check_shared(directory: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def ending_together(run_dir: Path) -> Iterator[None]:
-    """Lets no process wait for another that is gone, and says what has happened."""
+    """Context that exits all processes if one of them fails (collective).
+
+    A failing process records its error in ``RUN_DIR/faults``. The others report it when
+    their connection to the failed process breaks. The exit code is 2 for user errors
+    and 1 otherwise. With a single process, exceptions propagate.
+    """
     forget = lambda: [path.unlink() for path in (run_dir / _FAULTS).glob("process-*")]
     together(forget, first_only=True)
     try:
@@ -239,7 +282,8 @@ def ending_together(run_dir: Path) -> Iterator[None]:
 
 
 def _leave(error: Exception, run_dir: Path) -> NoReturn:
-    # Not by raising: jax would wait for the others, and they wait for this one.
+    # Exit without raising: JAX would wait for the other processes at exit, while they
+    # wait for this one.
     mistake = is_for_user(error)
     fault = f"{type(error).__name__}: {error}".splitlines()[0]
     if not mistake and not _is_from_outside(error):
@@ -259,14 +303,15 @@ def _leave(error: Exception, run_dir: Path) -> NoReturn:
 
 
 def _is_from_outside(error: BaseException) -> bool:
-    """Whether jax reports here that something happened to another process."""
+    """Check whether JAX raised `error` because another process failed."""
     signs = ("Gloo", "Connection closed by peer", "coordination", "UNAVAILABLE")
     return any(sign in str(error) for sign in signs)
 
 
 def _record(run_dir: Path, fault: str) -> None:
     folder = run_dir / _FAULTS
-    with contextlib.suppress(OSError):  # the others then say only that it is gone
+    # Without a record, the other processes report only that this one is gone.
+    with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"process-{jax.process_index()}").write_text(f"{name()}: {fault}")
 

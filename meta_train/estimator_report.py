@@ -1,4 +1,4 @@
-"""What `lopt estimators` leaves behind: a table, a figure and a JSON file."""
+"""Reports of `lopt estimators`: a table, a figure and a JSON file."""
 
 import json
 import math
@@ -16,7 +16,12 @@ SCHEMA = 1
 
 
 def table(results: Sequence[Diagnosis], reference: GradientEstimator) -> Table:
-    """Returns the results as a table, in the order given."""
+    """Format the results as a table.
+
+    Args:
+        results: Rows of the table, in order.
+        reference: Estimator that the results were compared with.
+    """
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=0,
@@ -65,7 +70,15 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def write(directory: Path, results: Sequence[Diagnosis], about: dict) -> None:
-    """Writes `estimators.json` and `variance.png` into `directory`."""
+    """Write `estimators.json` and `variance.png` to `directory`.
+
+    Non-finite values are written as null.
+
+    Args:
+        directory: Output directory, created if missing.
+        results: Rows of the JSON file and points of the figure.
+        about: Additional top-level entries of the JSON file.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     finite = lambda x: x if math.isfinite(x) else None
     rows = [
@@ -95,8 +108,9 @@ def write(directory: Path, results: Sequence[Diagnosis], about: dict) -> None:
 
 
 def _draw(results: Sequence[Diagnosis], path: Path) -> None:
-    """Draws the variance of each estimator against the windows of an episode."""
-    from matplotlib.figure import Figure  # no window, no global state
+    """Plot the variance of each estimator over the number of windows per episode."""
+    # `Figure` needs no display and no global pyplot state.
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axis = figure.subplots()

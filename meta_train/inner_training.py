@@ -1,4 +1,4 @@
-"""Inner training as an unrolled system: ``(task, learned optimizer) -> system``."""
+"""Inner training of a task by a learned optimizer, as an unrolled system."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -28,23 +28,40 @@ from tasks.base import (
 
 
 class InnerTrainingState(struct.PyTreeNode):
-    """What one inner training run carries from step to step."""
+    """State of one inner training run.
+
+    Attributes:
+        params: Inner parameters.
+        opt_state: State of the learned optimizer.
+        horizon: Number of steps in this episode.
+        constants: Constants of the problem drawn for this episode.
+    """
 
     params: Params
     opt_state: optax.OptState
     horizon: Int[Array, "..."]
-    constants: Constants = ()  # of the problem that was drawn for this run
+    constants: Constants = ()
 
 
 class Parts(NamedTuple):
-    """Theta, where the task has a part of it."""
+    """Outer parameters of an optimizer and of a `Searchable` task.
+
+    Attributes:
+        optimizer: Outer parameters of the learned optimizer.
+        task: Outer parameters of the task.
+    """
 
     optimizer: Theta
     task: Theta
 
 
 class Splits(NamedTuple):
-    """Data, or batches, to train on and to measure on; ``()`` if it is the same."""
+    """Data or batches of the training and the validation split.
+
+    Attributes:
+        train: Used for the inner gradient.
+        validation: Used for the meta-loss; ``()`` if `measure` is ``"train-loss"``.
+    """
 
     train: Data
     validation: Data
@@ -52,16 +69,16 @@ class Splits(NamedTuple):
 
 @dataclass(frozen=True)
 class InnerTraining(UnrolledSystem):
-    """One step of the system is one update of the task's parameters.
+    """System in which one step is one update of the inner parameters.
 
-    The loss of a step is taken where the step begins, at the parameters that its
-    gradient was taken at.
+    The loss of a step is evaluated at the parameters before the update, at which the
+    gradient is evaluated too.
     """
 
     task: Family
     optimizer: LearnedOptimizer
     measure: Measure = "train-loss"
-    """What theta is to lower: of the batch that is trained on, or of another one."""
+    """Meta-loss: loss on the training batch, or loss or error on a validation batch."""
 
     def __post_init__(self):
         if self.measure == "validation-error" and not self._has_error():
@@ -74,7 +91,9 @@ class InnerTraining(UnrolledSystem):
     def _has_error(self) -> bool:
         errors = []
         look = lambda key: errors.append(self.task.at(self.task.draw(key)).error)
-        key = jax.eval_shape(lambda: jax.random.key(0))  # devices may not be known yet
+        # An abstract key does not initialize the backend, whose devices may not be
+        # configured yet.
+        key = jax.eval_shape(lambda: jax.random.key(0))
         jax.eval_shape(look, key)
         return errors[0] is not None
 
@@ -93,13 +112,13 @@ class InnerTraining(UnrolledSystem):
 
     @property
     def owner(self) -> Any:
-        """What theta belongs to: systems that share it can be trained together."""
+        """Object that defines `theta`; systems with equal owners can share `theta`."""
         if isinstance(self.task, Searchable):
             return self.optimizer, self.task
         return self.optimizer
 
     def optimizer_theta(self, theta: Theta) -> Theta:
-        """Returns the part of theta that is the learned optimizer."""
+        """Select the outer parameters of the learned optimizer."""
         return theta.optimizer if isinstance(self.task, Searchable) else theta
 
     def _problem(self, theta: Theta, constants: Constants) -> Problem:
@@ -123,7 +142,7 @@ class InnerTraining(UnrolledSystem):
     def with_optimizer(
         self, theta: Theta, state: InnerTrainingState
     ) -> InnerTrainingState:
-        """Lets the optimizer begin at the parameters of `state`."""
+        """Initialize the optimizer state at the parameters of `state`."""
         opt_state = self._optimizer(theta, state.horizon).init(state.params)
         return state.replace(opt_state=opt_state)
 
@@ -148,7 +167,17 @@ class InnerTraining(UnrolledSystem):
     def gradient(
         self, theta: Theta, state: InnerTrainingState, x: Splits
     ) -> tuple[Loss, Params, Loss]:
-        """Returns what training lowers, its gradient, and the loss of the system."""
+        """Compute the inner loss, its gradient, and the loss selected by `measure`.
+
+        Args:
+            theta: Outer parameters.
+            state: State before the step.
+            x: Training batch, and validation batch if `measure` needs one.
+
+        Returns:
+            The training loss, its gradient with respect to the inner parameters, and
+            the loss of the system.
+        """
         problem = self._problem(theta, state.constants)
         value, grads = jax.value_and_grad(problem.loss)(state.params, x.train)
         if self.measure == "train-loss" and problem.measure == problem.loss:
@@ -165,7 +194,7 @@ class InnerTraining(UnrolledSystem):
     def apply(
         self, theta: Theta, state: InnerTrainingState, value: Loss, grads: Params
     ) -> InnerTrainingState:
-        """Lets the optimizer take its step."""
+        """Apply one update of the learned optimizer to the inner parameters."""
         updates, opt_state = self._optimizer(theta, state.horizon).update(
             grads, state.opt_state, state.params, value=value
         )

@@ -1,4 +1,4 @@
-"""Metrics: always a line of JSON in the run directory, and Weights & Biases."""
+"""Metrics logging to a JSON Lines file and to Weights & Biases."""
 
 import json
 import math
@@ -13,7 +13,7 @@ METRICS_FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Writes metrics to `RUN_DIR/metrics.jsonl` and, unless it is off, to wandb."""
+    """Metrics log in ``RUN_DIR/metrics.jsonl`` and, unless disabled, in wandb."""
 
     def __init__(
         self,
@@ -22,7 +22,11 @@ class MetricsLog:
         step: int,
         say: Callable[[str], None],
     ):
-        """Opens the log of a run that is at `step`; later lines are dropped."""
+        """Open the log of a run at outer step `step`.
+
+        Lines of later steps, written after the checkpoint that the run resumes from,
+        are removed from the file. `described` is the serialized `config` for wandb.
+        """
         path = config.run_dir / METRICS_FILE
         kept = [line for line in read_metrics(path) if line["step"] <= step]
         partial = path.with_suffix(".partial")
@@ -32,7 +36,10 @@ class MetricsLog:
         self._wandb = _start_wandb(config, described, say)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Logs `metrics` at outer step `step`; what is not finite becomes null."""
+        """Log `metrics` at outer step `step`.
+
+        Non-finite values are written to the file as null and to wandb unchanged.
+        """
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         self._file.write(json.dumps({"step": step, **finite}) + "\n")
         self._file.flush()
@@ -40,14 +47,18 @@ class MetricsLog:
             self._wandb.log(dict(metrics), step=step)
 
     def close(self) -> None:
-        """Flushes everything."""
+        """Close the file and finish the wandb run."""
         self._file.close()
         if self._wandb is not None:
             self._wandb.finish()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Returns the whole lines of a metrics file; one cut off by a kill is left out."""
+    """Read a metrics file up to its first incomplete line.
+
+    A process that is killed while writing leaves an incomplete last line. A missing
+    file has no lines.
+    """
     if not path.exists():
         return []
     lines = []
@@ -65,7 +76,8 @@ def _start_wandb(
     if config.wandb == "off":
         return None
     os.environ.setdefault("WANDB_SILENT", "true")
-    import wandb  # half a second, so not for those who do without it
+    # The import takes half a second: skip it if wandb is off.
+    import wandb
 
     options: dict[str, Any] = {
         "project": config.wandb_project,
@@ -79,18 +91,18 @@ def _start_wandb(
     mode: Any = config.wandb
     try:
         if mode == "auto":
-            # Asking for a key would stop a job that nobody watches.
+            # A prompt for an API key would block a batch job.
             has_key = wandb.login(prompt=False, verify=False)
             mode = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")
         return wandb.init(mode=mode, **options)
     except wandb.Error as error:
         say(f"wandb cannot be used online ({error}); logging offline.")
-        wandb.teardown()  # its service still holds the run's id
+        wandb.teardown()  # The wandb service still holds the run id.
         return wandb.init(mode="offline", **options)
 
 
 def _wandb_id(run_dir: Path) -> str:
-    """Returns the id that a resumed run goes on under."""
+    """Load the wandb id of the run, or create it on the first start."""
     path = run_dir / "wandb_id"
     if not path.exists():
         path.write_text(os.urandom(4).hex())

@@ -1,7 +1,7 @@
 """Meta-objectives: wrappers that replace the per-step loss of any system.
 
-Estimators minimise the mean loss per step. A wrapper changes the loss, so every
-estimator minimises every objective.
+Estimators minimize the mean loss per step. Since a wrapper changes only the loss, every
+estimator can minimize every objective.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Objective: TypeAlias = Literal["mean", "final", "log", "late", "late-log", "fina
 
 @dataclass(frozen=True)
 class _Wrapper(UnrolledSystem):
-    """A system with the data and the outer parameters of another."""
+    """Base class of wrappers that share data and outer parameters with a system."""
 
     system: UnrolledSystem
     """System whose loss is replaced."""
@@ -46,7 +46,7 @@ class FinalLossState(struct.PyTreeNode):
         state: State of the wrapped system.
         fixed: Input on which every loss of this episode is evaluated.
         previous: Loss of the previous step; 0 before the first step.
-        horizon: Steps in this episode.
+        horizon: Number of steps in this episode.
     """
 
     state: State
@@ -57,12 +57,12 @@ class FinalLossState(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class FinalLoss(_Wrapper):
-    """Telescopes the final loss: step ``t`` costs ``T (loss_t - loss_{t-1})``.
+    """Final loss as a telescoping sum: the cost is ``T (loss_t - loss_{t-1})``.
 
-    The costs of an episode sum to its last loss times the horizon, so their mean per
-    step is the last loss. All losses of an episode are evaluated on one fixed input,
-    as differences between changing inputs would be noise. The system itself still
-    steps on changing inputs.
+    The costs of an episode sum to its last loss times the horizon ``T``, so their mean
+    per step is the last loss. All losses of an episode are evaluated on one fixed
+    input, because differences between losses on different inputs are noisy. The system
+    itself still steps on newly sampled inputs.
     """
 
     @override
@@ -94,12 +94,13 @@ class FinalLoss(_Wrapper):
 class LogLoss(_Wrapper):
     """Symmetric logarithm of the loss, ``sign(x) log(1 + |x| / epsilon)``.
 
-    Its gradient at a positive loss is that of ``log(x + epsilon)``: relative changes
-    count, so that tasks become comparable and small losses worth lowering further.
+    At a positive loss its gradient is that of ``log(x + epsilon)``. The objective thus
+    measures relative changes, which makes tasks comparable and rewards further
+    reductions of small losses.
     """
 
     epsilon: float = 1e-3
-    """Loss below which the logarithm becomes linear."""
+    """Loss below which the objective is approximately linear in the loss."""
 
     def __post_init__(self):
         if not self.epsilon > 0:
@@ -128,8 +129,8 @@ class LateLossState(struct.PyTreeNode):
 
     Attributes:
         state: State of the wrapped system.
-        step: Steps taken in this episode.
-        horizon: Steps in this episode.
+        step: Number of steps taken in this episode.
+        horizon: Number of steps in this episode.
     """
 
     state: State
@@ -139,7 +140,7 @@ class LateLossState(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class LateLoss(_Wrapper):
-    """Weights step ``t = 1..T`` by ``2 t / (T + 1)``: late steps count more.
+    """Loss weighted linearly in time: step ``t = 1..T`` has weight ``2 t / (T + 1)``.
 
     The weights of an episode have mean one.
     """

@@ -1,4 +1,4 @@
-"""The optimizer of theta: an optax chain with the paper's defaults."""
+"""Outer optimizer of theta: an optax chain with the defaults of the PES paper."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,22 +10,23 @@ import optax
 
 @dataclass(frozen=True)
 class OuterAdam:
-    """Adam on gradients clipped coordinate by coordinate."""
+    """Adam with elementwise gradient clipping."""
 
     learning_rate: float = 1e-3
     """Peak learning rate of theta."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Whether and how the learning rate falls from its peak to zero at the end."""
+    """Decay of the learning rate, from its peak to zero at the end of the run."""
     num_warmup_steps: int = 0
-    """Outer updates over which the learning rate rises from zero to its peak."""
+    """Outer updates of linear learning rate warmup from zero; 0: no warmup."""
     clip: float = 3.0
-    """Largest gradient coordinate, 3 as in the PES paper; biased where it bites."""
+    """Elementwise gradient clipping threshold, 3 as in the PES paper. Clipped entries
+    are biased."""
     b1: float = 0.9
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
     b2: float = 0.999
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
     weight_decay: float = 0.0
-    """Decoupled decay towards the initial theta: a prior around the untrained rule."""
+    """Decoupled weight decay toward the initial theta, as a prior; 0: none."""
 
     def __post_init__(self):
         if not self.learning_rate > 0 or not self.clip > 0:
@@ -47,7 +48,7 @@ class OuterAdam:
             )
 
     def as_optax(self, num_outer_steps: int) -> optax.GradientTransformation:
-        """Returns the optimizer for a run of `num_outer_steps` updates."""
+        """Build the optax transformation for a run of `num_outer_steps` updates."""
         num_decay_steps = max(num_outer_steps - self.num_warmup_steps, 1)
         decay = {
             "constant": lambda step: self.learning_rate,
@@ -67,13 +68,13 @@ class OuterAdam:
 
 
 class _InitialParams(NamedTuple):
-    """Parameters that `_decay_to_init` decays towards."""
+    """State of `_decay_to_init`: the initial parameters."""
 
     params: optax.Params
 
 
 def _decay_to_init(weight_decay: float) -> optax.GradientTransformation:
-    """Adds `weight_decay` times the distance from the initial parameters."""
+    """Add ``weight_decay * (params - initial_params)`` to the updates."""
 
     def init(params):
         return _InitialParams(jax.tree.map(jnp.copy, params))

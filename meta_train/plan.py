@@ -1,7 +1,7 @@
-"""What a run needs on a pod, from the program that the pod's own compiler makes.
+"""Memory and time estimates of an outer update on a TPU pod, without TPU hardware.
 
-The compiler for TPUs runs anywhere: the real step is compiled for a topology without
-a chip of it, and read.
+The TPU compiler runs on any host. The actual outer update is compiled ahead of time for
+a TPU topology, and the estimates are read from the optimized program.
 """
 
 import importlib.util
@@ -25,15 +25,15 @@ from tasks.base import Data
 
 
 class Chip(NamedTuple):
-    """What one device can do, by its maker's data sheet or by measurement.
+    """Performance figures of one device, from the data sheet or measured.
 
     Attributes:
-        memory: Bytes.
-        products: FLOP/s of matrix products.
-        others: FLOP/s of everything else.
-        bandwidth: Bytes per second to and from memory.
-        link: Bytes per second to other chips.
-        start: Seconds to start an operation.
+        memory: Memory capacity in bytes.
+        products: Throughput of matrix products in FLOP/s.
+        others: Throughput of all other operations in FLOP/s.
+        bandwidth: Memory bandwidth in bytes per second.
+        link: Bandwidth to other chips in bytes per second.
+        start: Launch overhead of an operation in seconds.
     """
 
     memory: float
@@ -45,14 +45,14 @@ class Chip(NamedTuple):
 
 
 def _tpu(memory: float, tflops: float, gigabytes: float, gigabits: float) -> Chip:
-    # Of the peak of the data sheet, which is for bfloat16: a third in float32, and a
-    # fiftieth for what is no matrix product.
+    # The data sheet gives the bfloat16 peak. Assume a third of it for float32 matrix
+    # products, and a fiftieth for all other operations.
     peak = 1e12 * tflops
     link = 1e9 * gigabits / 8
     return Chip(2**30 * memory, peak / 3, peak / 50, 1e9 * gigabytes, link, 1e-6)
 
 
-# Of one device as the compiler counts them: half a chip of v2, v3, v4 and tpu7x.
+# Figures per device as counted by the compiler: half a chip for v2, v3, v4 and tpu7x.
 CHIPS = {
     "v2": _tpu(8, 23, 350, 250),
     "v3": _tpu(16, 61, 450, 325),
@@ -77,16 +77,16 @@ ASSUMPTIONS = {
 
 
 class Need(NamedTuple):
-    """What one outer update needs of each device.
+    """Resources of one outer update, per device unless noted.
 
     Attributes:
-        num_devices: That share the population.
-        population: Members, over all devices.
-        arguments: Bytes of data, theta and population.
-        members: Bytes of the population alone.
-        temporaries: Bytes besides, while it runs.
-        work: What is computed.
-        collectives: What is exchanged.
+        num_devices: Number of devices that share the population.
+        population: Population size over all devices.
+        arguments: Bytes of all arguments: data, outer state and population.
+        members: Bytes of this device's shard of the population.
+        temporaries: Bytes of temporaries and of outputs that alias no argument.
+        work: FLOPs, bytes moved and operations launched.
+        collectives: Collectives of the program.
     """
 
     num_devices: int
@@ -99,11 +99,21 @@ class Need(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """All bytes."""
+        """Peak memory in bytes: arguments and temporaries."""
         return self.arguments + self.temporaries
 
     def seconds(self, chip: Chip, num_devices: int | None = None) -> float:
-        """Estimates the time of an outer update, on more or fewer devices too."""
+        """Estimate the time of an outer update with a roofline model.
+
+        The estimate is the maximum of compute time and memory time, plus launch
+        overhead and an all-reduce: twice the bytes of all collectives over the link
+        bandwidth, and 1 us for each of ``2 sqrt(num_devices)`` hops.
+
+        Args:
+            chip: Performance figures of a device.
+            num_devices: Number of devices, at the same population per device. Defaults
+                to the number that the program was compiled for.
+        """
         num, work = num_devices or self.num_devices, self.work
         computing = work.products / chip.products + work.others / chip.others
         moving = work.moved / chip.bandwidth
@@ -113,7 +123,11 @@ class Need(NamedTuple):
         return max(computing, moving) + starting + talking
 
     def largest_population(self, chip: Chip) -> int:
-        """Returns how many members fit, data and theta being there anyway."""
+        """Compute the largest population over all devices that fits into memory.
+
+        Data and outer state are constant per device. Population and temporaries are
+        assumed to grow linearly with the members per device.
+        """
         own = self.population // self.num_devices
         each = (self.members + self.temporaries) / own
         room = chip.memory - (self.arguments - self.members)
@@ -121,7 +135,13 @@ class Need(NamedTuple):
 
 
 def need(trainer: Trainer, data: tuple[Data, ...], devices: Sequence[Any]) -> Need:
-    """Compiles the step of `trainer` for `devices`, which need not be here."""
+    """Compile the outer update of `trainer` and read its resources.
+
+    Args:
+        trainer: Trainer whose population is sharded over `devices`.
+        data: Data of each system, as from `trainer.load`.
+        devices: Devices to compile for. They need not be attached to this host.
+    """
     num, population = len(devices), trainer.estimator.population_size
     sharding.check(population, num)
     shapes = trainer.shapes(data)
@@ -150,14 +170,22 @@ def need(trainer: Trainer, data: tuple[Data, ...], devices: Sequence[Any]) -> Ne
 
 
 def tpu_devices(topology: str) -> Sequence[Any]:
-    """Returns the devices of a TPU topology, none of which is here."""
+    """Create the abstract devices of a TPU topology, for ahead-of-time compilation.
+
+    Args:
+        topology: Generation and shape, such as ``v5e:4x4``.
+
+    Raises:
+        UserError: If the topology is unknown or `libtpu` is not installed.
+    """
     generation = topology.partition(":")[0]
     if generation not in CHIPS:
         raise UserError(
             f"--topology must be one like {', '.join(TOPOLOGIES)}; got {topology!r}. "
             "Try v5e:4x4."
         )
-    # It looks for the chips that it is part of, and complains at length.
+    # Without these variables, libtpu searches for attached chips and logs many
+    # warnings.
     for name, value in {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
@@ -174,7 +202,7 @@ def tpu_devices(topology: str) -> Sequence[Any]:
 
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=topology)
-    except Exception as error:  # of whatever kind the compiler raises
+    except Exception as error:  # The compiler raises exceptions of various types.
         raise UserError(
             f"--topology must be one like {', '.join(TOPOLOGIES)}; got {topology!r} "
             f"({str(error).splitlines()[0][:120]})."
@@ -183,10 +211,12 @@ def tpu_devices(topology: str) -> Sequence[Any]:
 
 
 def local_chip(num_bytes: int) -> Chip:
-    """Measures what a device of this machine can do, in a second or two.
+    """Benchmark a device of this machine, in one or two seconds.
 
     Args:
-        num_bytes: That are in use, as memory is faster where less of it is.
+        num_bytes: Working set of the program in bytes. The bandwidth is measured at
+            this size (clamped to between 256 KiB and 64 MiB), since a small working
+            set fits into the cache.
     """
     size, num_steps = 512, 20
     product = _seconds(lambda x: x @ x / size, jnp.ones((size, size)))
@@ -207,7 +237,13 @@ def local_chip(num_bytes: int) -> Chip:
 
 
 def measure(trainer: Trainer, data: tuple[Data, ...], seconds: float = 3.0) -> float:
-    """Returns the seconds that an outer update takes here."""
+    """Measure the median time of an outer update on this machine, in seconds.
+
+    Args:
+        trainer: Trainer to run, from a fresh state.
+        data: Data of each system, as from `trainer.load`.
+        seconds: Duration of the measurement, of at least three updates.
+    """
     state = trainer.init(data, 0)
     state, metrics = trainer.run(data, state, 1)
     jax.block_until_ready(metrics)

@@ -1,4 +1,4 @@
-"""`lopt plan`: what a run will need, before it is paid for."""
+"""Command line of `lopt plan`: memory and time estimates for a TPU pod."""
 
 import json
 import os
@@ -21,17 +21,18 @@ SCHEMA = 1
 @dataclass(frozen=True)
 class _Plan:
     topology: str = "v5e:4x4"
-    """TPU pod to plan for: generation and shape."""
+    """TPU topology: generation and shape."""
     num_pairs: int | None = None
-    """Population, over all chips; 4 for each of them by default."""
+    """Population size over all devices; 4 per device by default."""
     platform: Literal["tpu", "cpu"] = "tpu"
-    """Compile for the topology, or for this machine, where the plan is checked."""
+    """Compile for the TPU topology, or for this machine, where the estimate is compared
+    with a measurement."""
     out: Path | None = None
-    """Directory for figure and numbers; runs/plan/PRESET by default."""
+    """Output directory of figure and JSON file; runs/plan/PRESET by default."""
 
 
 def plan(arguments: Sequence[str]) -> int:
-    """Runs `lopt plan PRESET --topology v5e:16x16 [--num-pairs N]`."""
+    """Run `lopt plan PRESET --topology v5e:16x16 [--num-pairs N]`."""
     name, options = preset_cli.parse(
         "plan",
         arguments,
@@ -39,7 +40,8 @@ def plan(arguments: Sequence[str]) -> int:
         "Compile the step of a preset for a TPU pod, without any TPU, and say what "
         "it needs. The extra `tpu` brings the compiler.",
     )
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no chips are looked for
+    # Do not search for accelerators: planning runs on the host.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     import jax
 
     from meta_train import plan as planning

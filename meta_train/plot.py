@@ -1,4 +1,4 @@
-"""Figures of a run, from its metrics and its theta."""
+"""Figures of a run: metrics over outer steps, and learned step sizes."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,22 @@ def draw(
     out: Path,
     sizes: Mapping[str, Float[np.ndarray, " steps"]] | None = None,
 ) -> Path:
-    """Draws the run of `config` from its metrics.
+    """Plot the metrics of a run, as PNG and SVG.
 
     Args:
-        config: Of the run.
-        out: Directory for the figure, as PNG and SVG.
-        sizes: Step sizes along an inner run, by name, if they are known.
+        config: Configuration of the run.
+        out: Output directory, created if missing.
+        sizes: Step sizes along an inner run, by legend label. Without them, the panel
+            shows the command that computes them.
 
     Returns:
-        Where the PNG is.
+        Path of the PNG file.
+
+    Raises:
+        UserError: If the run has no metrics yet.
     """
-    from matplotlib.figure import Figure  # no window, no global state
+    # `Figure` needs no display and no global pyplot state.
+    from matplotlib.figure import Figure
 
     lines = read_metrics(config.run_dir / METRICS_FILE)
     if not lines:
@@ -97,7 +102,7 @@ def _draw_losses(axis: Any, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _draw_tasks(axis: Any, lines: Sequence[Mapping[str, Any]], metric: str) -> None:
-    """Draws the loss of each task relative to its first value."""
+    """Plot the loss of each task relative to its first value."""
     for i, name in enumerate(_parts(lines, metric)):
         steps, losses = _column(lines, f"{metric}/{name}")
         style = ("-", "--", ":")[i // 10 % 3]
@@ -119,7 +124,7 @@ def _draw_share(axis: Any, lines: Sequence[Mapping[str, Any]], num: int) -> None
 
 
 def _draw_steps(axis: Any, sizes: Mapping[str, Any] | None, run_dir: Path) -> None:
-    """Draws step sizes along an inner run, or how to get them."""
+    """Plot step sizes along an inner run, or show the command that computes them."""
     if not sizes:
         axis.set_axis_off()
         hint = f"lopt plot {run_dir}\ndraws the learned steps here"
@@ -137,7 +142,7 @@ def _draw_steps(axis: Any, sizes: Mapping[str, Any] | None, run_dir: Path) -> No
 
 
 def _parts(lines: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
-    """Names of the tasks that a metric was logged for."""
+    """Collect the names of the tasks that a metric was logged for."""
     prefix = f"{metric}/"
     names = {k[len(prefix) :]: None for line in lines for k in line if prefix in k}
     return list(names)
@@ -146,9 +151,9 @@ def _parts(lines: Sequence[Mapping[str, Any]], metric: str) -> list[str]:
 def _column(
     lines: Sequence[Mapping[str, Any]], name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the steps at which a metric was logged, and what it was."""
+    """Extract the outer steps and the values of a metric; null becomes NaN."""
     found = [(line["step"], line[name]) for line in lines if name in line]
-    numbers = np.array(found, float).reshape(-1, 2)  # null is not a number
+    numbers = np.array(found, float).reshape(-1, 2)
     return numbers[:, 0], numbers[:, 1]
 
 
@@ -166,9 +171,16 @@ def step_sizes(
     num_steps: int,
     keys: Key[Array, " runs"],
 ) -> Float[Array, "runs steps"]:
-    """Returns the length of each step over that of its gradient, on fresh inner runs.
+    """Compute the ratio of update norm to gradient norm along fresh inner runs.
 
-    Of plain gradient descent that is the learning rate.
+    For plain gradient descent, the ratio is the learning rate.
+
+    Args:
+        system: Inner training of a task with a learned optimizer.
+        data: Data of `system`, as from `system.load`.
+        theta: Outer parameters.
+        num_steps: Horizon of each inner run.
+        keys: One key per inner run.
     """
 
     def step(state, key):
@@ -189,7 +201,17 @@ def step_sizes(
 def learned_steps(
     config: MetaTrainConfig, thetas: Mapping[str, Theta], num_runs: int = 4
 ) -> dict[str, np.ndarray]:
-    """Returns the middle step size over some runs of the first task, by theta."""
+    """Compute the median step size over inner runs of the first task.
+
+    Args:
+        config: Configuration of the run.
+        thetas: Outer parameters by name.
+        num_runs: Number of inner runs, each over the full horizon.
+
+    Returns:
+        Median step size at each inner step, of shape ``(horizon,)``, for each name in
+        `thetas`. Empty if the first system does not train a learned optimizer.
+    """
     system = config.systems[0]
     if not isinstance(system, InnerTraining):
         return {}

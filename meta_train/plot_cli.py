@@ -1,4 +1,4 @@
-"""`lopt plot`: how a run is going, as a figure."""
+"""Command line of `lopt plot`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ import tyro
 @dataclass(frozen=True)
 class _Plot:
     run_dir: Annotated[Path, tyro.conf.Positional]
-    """Of a `lopt meta-train`, which may still be running."""
+    """Run directory of `lopt meta-train`. The run may still be active."""
     out: Path | None = None
-    """Directory for the figure; the run's own by default."""
+    """Output directory of the figure; the run directory by default."""
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """Runs `lopt plot RUN_DIR [--out DIR]`."""
+    """Run `lopt plot RUN_DIR [--out DIR]`."""
     options = tyro.cli(
         _Plot,
         args=arguments,

@@ -1,4 +1,4 @@
-"""What commands that take a preset have in common: `lopt COMMAND PRESET [--flags]`."""
+"""Shared parsing of commands with a preset: `lopt COMMAND PRESET [--flags]`."""
 
 from collections.abc import Sequence
 from typing import TypeVar
@@ -14,7 +14,20 @@ Options = TypeVar("Options")
 def parse(
     command: str, arguments: Sequence[str], options: type[Options], description: str
 ) -> tuple[str, Options]:
-    """Returns the preset's name and the options, or ends the command with its help."""
+    """Parse the name of a preset and the flags of a command.
+
+    Args:
+        command: Name of the command.
+        arguments: Command-line arguments after the name of the command.
+        options: Dataclass that defines the flags.
+        description: Description in the help of the command.
+
+    Returns:
+        Name of the preset and parsed options.
+
+    Raises:
+        SystemExit: After printing the usage, if no preset or ``--help`` is given.
+    """
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: lopt {command} PRESET [--flags]\n\npresets:\n{listing()}")
         print(f"\n`lopt {command} PRESET --help` lists the flags.")

@@ -1,6 +1,7 @@
-"""Names that the command line offers: runs to start from, what theta is to lower.
+"""Names of the presets and of the measures that the command line offers.
 
-Nothing here is slow to import: `preset_configs.py` has what they are made of.
+This module does not import JAX, so that commands start quickly. The configurations are
+in `preset_configs.py`.
 """
 
 from collections.abc import Sequence
@@ -12,18 +13,22 @@ Measure: TypeAlias = Literal["train-loss", "validation-loss", "validation-error"
 
 
 class Preset(NamedTuple):
-    """A run to start from.
+    """Description of a preset.
 
     Attributes:
-        description: In one line.
-        dataset: What must be prepared first.
+        description: One-line description for the command line.
+        dataset: Name of a dataset to prepare beforehand; `None` if there is none.
     """
 
     description: str
     dataset: str | None = None
 
     def check_prepared(self, flags: Sequence[str]) -> None:
-        """Says at once that data is missing, not when all else has been imported."""
+        """Validate that the dataset is prepared, unless `flags` ask for help.
+
+        This check runs before the slow imports, so that missing data is reported at
+        once.
+        """
         if self.dataset and not {"-h", "--help"}.intersection(flags):
             prepared.check_prepared(self.dataset)
 
@@ -61,5 +66,5 @@ PRESETS: dict[str, Preset] = {
 
 
 def listing() -> str:
-    """Returns a line for each preset."""
+    """Format all presets, one per line."""
     return "\n".join(f"  {name:<22}{p.description}" for name, p in PRESETS.items())

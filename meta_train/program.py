@@ -1,7 +1,7 @@
-"""What a compiled program costs, read from the program itself.
+"""FLOPs, memory traffic and collectives of a compiled program, from its HLO text.
 
-XLA's own count takes the body of a loop once, however often it runs; here it is
-multiplied by the trip count that the compiler has found.
+XLA's cost analysis counts the body of a loop once, regardless of the trip count. Here
+the body is multiplied by the trip count that the compiler has determined.
 """
 
 import math
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 
 class Cost(NamedTuple):
-    """Of one call.
+    """Cost of one call of a compiled function.
 
     Attributes:
-        flops: Floating-point operations; a loop of unknown length counts once, and of
-            the branches of a conditional the dearest.
-        bytes: Memory while it runs: arguments, results and temporaries.
+        flops: Floating-point operations. A loop of unknown trip count is counted once.
+            A conditional counts as its most expensive branch.
+        bytes: Memory of arguments, results and temporaries during the call.
     """
 
     flops: float
@@ -24,9 +24,13 @@ class Cost(NamedTuple):
 
 
 def cost(compiled: Any) -> Cost:
-    """Returns what a compiled function costs."""
+    """Compute the cost of one call of a compiled function.
+
+    Args:
+        compiled: Compiled function, as from ``jax.jit(f).lower(...).compile()``.
+    """
     memory = compiled.memory_analysis()
-    # Donated arguments are results too.
+    # Donated arguments share their memory with results: count it once.
     size = (
         memory.argument_size_in_bytes
         + memory.output_size_in_bytes
@@ -37,13 +41,13 @@ def cost(compiled: Any) -> Cost:
 
 
 class Work(NamedTuple):
-    """What one call does; a loop of unknown length counts once.
+    """Work of one call; a loop of unknown trip count is counted once.
 
     Attributes:
         products: FLOPs of matrix products and convolutions.
-        others: All other FLOPs.
-        moved: Bytes read and written by operations, what is fused being one.
-        operations: How many there are to start.
+        others: FLOPs of all other operations.
+        moved: Bytes read and written by operations. A fusion is one operation.
+        operations: Number of operations launched.
     """
 
     products: float = 0.0
@@ -53,24 +57,24 @@ class Work(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """All FLOPs."""
+        """Total FLOPs."""
         return self.products + self.others
 
     def plus(self, other: "Work") -> "Work":
-        """Returns both together."""
+        """Add the work of `other`."""
         return Work(*(a + b for a, b in zip(self, other, strict=True)))
 
     def times(self, num: float) -> "Work":
-        """Returns as much `num` times."""
+        """Multiply the work by `num`."""
         return Work(*(num * a for a in self))
 
 
 class Collective(NamedTuple):
-    """A place in a program where devices exchange data.
+    """Collective operation of a program.
 
     Attributes:
-        operation: Its name.
-        num_bytes: What each device gets out of it.
+        operation: HLO name, such as ``all-reduce``.
+        num_bytes: Bytes of the result on each device.
     """
 
     operation: str
@@ -115,7 +119,7 @@ _ELEMENTWISE = re.compile(
     "log(-plus-one)?|logistic|maximum|minimum|multiply|negate|power|remainder|"
     "round-nearest-even|rsqrt|sign|sine|sqrt|subtract|tanh?"
 )
-# Names for what is there already.
+# Operations counted as free: they name existing values or complete asynchronous ones.
 _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("partition-id", "replica-id", "copy-done", "all-reduce-done", "all-gather-done"),
@@ -123,12 +127,15 @@ _FREE = {
 
 
 def count_flops(text: str) -> float:
-    """Counts the floating-point operations of an optimized HLO module."""
+    """Count the floating-point operations of an optimized HLO module."""
     return count_work(text).flops
 
 
 def count_work(text: str) -> Work:
-    """Counts what an optimized HLO module does."""
+    """Count FLOPs, bytes moved and operations of an optimized HLO module.
+
+    Elementwise operations count one FLOP per element of a floating-point result.
+    """
     computations, entry = _parse(text)
     known: dict[tuple[str, bool], Work] = {}
 
@@ -177,7 +184,10 @@ def count_work(text: str) -> Work:
 
 
 def find_collectives(text: str) -> list[Collective]:
-    """Returns where the devices of an optimized HLO module exchange data."""
+    """List the collectives of an optimized HLO module.
+
+    A collective inside a loop is listed once.
+    """
     computations, _ = _parse(text)
     return [
         Collective(found[1], i.num_bytes)
@@ -199,7 +209,11 @@ def _moved(
     others: dict[str, _Instruction],
     computations: dict[str, dict[str, _Instruction]],
 ) -> float:
-    """Returns the bytes that an operation reads and writes: of slices, the slices."""
+    """Count the bytes that an operation reads and writes.
+
+    A slice, gather or slice update counts the bytes of the slice rather than those of
+    the whole array, also inside a fusion.
+    """
     if i.op in ("dynamic-slice", "gather", "slice"):
         return 2.0 * i.num_bytes
     if i.op == "dynamic-update-slice":
@@ -301,6 +315,6 @@ def _contracted(i: _Instruction, others: dict[str, _Instruction]) -> int:
 
 
 def _features(i: _Instruction, kernel: _Instruction) -> int:
-    """Returns how many outputs a convolution's kernel has."""
+    """Look up the number of output features of a convolution kernel."""
     labels = re.search(r"dim_labels=\w+_(\w+)->", i.attributes)
     return kernel.shape[labels[1].index("o")] if labels else 1

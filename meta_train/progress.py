@@ -1,4 +1,4 @@
-"""Progress: a live bar with an ETA on a terminal, plain lines elsewhere."""
+"""Progress reports: a live bar with ETA on a terminal, plain lines otherwise."""
 
 import threading
 import time
@@ -20,10 +20,19 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressReport:
-    """Shows how far a job is; text said in between goes above the bar."""
+    """Progress bar of a job; other output is printed above the bar.
+
+    Without a terminal, `update` prints a line at most every ten seconds and at the end.
+    """
 
     def __init__(self, title: str, total: int, *, quiet: bool = False):
-        """Starts at nothing of `total`; shows nothing if `quiet`."""
+        """Initialize the report at 0 of `total` steps.
+
+        Args:
+            title: Label of the bar and prefix of the lines.
+            total: Number of steps of the job.
+            quiet: Whether to suppress all output.
+        """
         self.console = Console(quiet=quiet)
         self._title, self._total, self._first = title, total, 0
         self._done, self._lock = 0, threading.Lock()
@@ -56,22 +65,22 @@ class ProgressReport:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Prints `text` on lines of its own."""
+        """Print `text` as separate lines, without markup."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def resume(self, done: int) -> None:
-        """Starts the clock at `done`, which an earlier run did."""
+        """Restart the clock at step `done`; earlier steps do not affect the ETA."""
         self._first, self._start = done, time.monotonic()
         self._bar.reset(self._task, completed=done, total=self._total)
 
     def note(self, text: str) -> None:
-        """Says what is being done where nothing can be counted yet."""
+        """Show the current activity while there are no steps to count."""
         self._bar.update(self._task, note=text)
         if not self.console.is_terminal:
             self.say(text)
 
     def advance(self, note: str) -> None:
-        """Moves on by one; may be called from any thread."""
+        """Advance by one step (thread-safe)."""
         with self._lock:
             self._done += 1
             done = self._done
@@ -85,7 +94,14 @@ class ProgressReport:
         note: str = "",
         total: int | None = None,
     ) -> None:
-        """Moves on to `done`, with the latest `values` or a `note` beside the bar."""
+        """Set the number of completed steps.
+
+        Args:
+            done: Completed steps.
+            values: Latest metrics to show next to the bar, by name.
+            note: Text to show if there are no `values`.
+            total: New number of steps of the job, if it has changed.
+        """
         self._total = self._total if total is None else total
         note = "  ".join([f"{k} {v:.4g}" for k, v in (values or {}).items()]) or note
         self._bar.update(self._task, completed=done, total=self._total, note=note)

@@ -1,4 +1,4 @@
-"""A meta-training run from the host's side: resume, call the jit, log, save, export."""
+"""Host side of a meta-training run: resume, update, log, checkpoint and export."""
 
 import dataclasses
 import json
@@ -38,10 +38,16 @@ _SECONDS_BETWEEN_PLANS = 2.0
 
 
 class StopRequest:
-    """Turns Ctrl-C and SIGTERM into a request; a second Ctrl-C stops at once."""
+    """Signal handler that turns Ctrl-C and SIGTERM into a stop request.
+
+    A further Ctrl-C exits at once, without saving.
+
+    Attributes:
+        name: Name of the signal that requested the stop; `None` without a request.
+    """
 
     def __init__(self, say: Callable[[str], None]):
-        """Starts with no request."""
+        """Initialize without a request."""
         self.name: str | None = None
         self._say = say
         self._previous = {}
@@ -57,15 +63,16 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None and number == signal.SIGINT:
-            os._exit(130)  # an exception could surface inside the compiler
+            os._exit(130)  # An exception could be raised inside the compiler.
         self.name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self._say(f"{self.name}: saving, then stopping. Ctrl-C stops without saving.")
 
 
 def meta_train(config: MetaTrainConfig) -> None:
-    """Runs or resumes `config` until its last outer step, or a request to stop.
+    """Run or resume meta-training until the last outer step or a stop request.
 
-    Every process of a run calls this; the first one speaks and writes for all.
+    Collective: every process of a run calls this function. Process 0 prints and writes
+    metrics for all.
     """
     with distributed.ending_together(config.run_dir):
         _meta_train(config)
@@ -123,7 +130,12 @@ def resume(
     checkpoints: Checkpoints,
     say: Callable[[str], None],
 ) -> OuterState:
-    """Returns the latest state, with as many members as the `fresh` one has."""
+    """Restore the latest checkpoint, resizing its populations if necessary.
+
+    The population size of `trainer` and of its initial state `fresh` is the new one. A
+    smaller population keeps evenly spaced members of the checkpoint. A larger one keeps
+    all members and adds evenly spaced members of `fresh`.
+    """
     say(f"Resumed from the checkpoint at step {checkpoints.latest}.")
     old, new = checkpoints.population_size(), trainer.estimator.population_size
     if old == new:
@@ -131,7 +143,7 @@ def resume(
     say(f"The population goes from {old} to {new} members.")
     before = dataclasses.replace(trainer, estimator=trainer.estimator.resized(old))
     state = checkpoints.restore(sharding.replicated_shapes(before.shapes(data)))
-    # Evenly spaced ones, as neighbours are of like age.
+    # Neighboring members are of similar age: evenly spaced ones cover all ages.
     spaced = lambda x, num: x[np.arange(num) * x.shape[0] // num]
 
     def resize(kept, fresh):
@@ -144,12 +156,12 @@ def resume(
 
 
 class _Plan(NamedTuple):
-    """What all processes do until they talk to each other again.
+    """Plan of all processes until their next synchronization.
 
     Attributes:
-        until: The step at which they do.
+        until: Outer step of the next synchronization.
         save: Whether to save a checkpoint now.
-        stop: By what the run was asked to stop; empty if it was not.
+        stop: Name of the signal that requested a stop; empty without a request.
     """
 
     until: int
@@ -157,7 +169,7 @@ class _Plan(NamedTuple):
     stop: str
 
     def agreed(self) -> "_Plan":
-        """Returns the first process's plan; a request to stop may come to any."""
+        """Broadcast the plan of process 0, with a stop request of any process."""
         said = distributed.share(json.dumps(self))
         plans = [_Plan(*json.loads(text)) for text in said]
         stops = [plan.stop for plan in plans if plan.stop]
@@ -174,7 +186,11 @@ def _loop(
     progress: ProgressReport,
     stop: StopRequest,
 ) -> OuterState:
-    """Takes outer updates a few at a time, logging and saving in between."""
+    """Run outer updates in chunks, with logging, evaluation and checkpoints between.
+
+    Returns:
+        State after the last outer step or after a stop request.
+    """
     intervals = [
         config.log_every_steps,
         config.evaluate_every_steps or config.num_outer_steps,
@@ -189,7 +205,8 @@ def _loop(
     progress.note("compiling")
     progress.resume(step)
     if step == 0 and config.evaluate_every_steps:
-        # The untrained theta: the first point of every curve, and the one to beat.
+        # Evaluate the initial theta: first point of all curves and the baseline for
+        # the best theta.
         state, evaluated = evaluate(state)
         if log is not None:
             log.write(0, evaluated)
@@ -199,7 +216,8 @@ def _loop(
             minutes = config.checkpoint_every_minutes
             due = minutes and time.monotonic() - saved_at > 60 * minutes
             plan = _Plan(step + max(stretch, 1), bool(due), stop.name or "").agreed()
-            stop.name = plan.stop or stop.name  # one may have come meanwhile
+            # A signal may have arrived since the plan was made: do not overwrite it.
+            stop.name = plan.stop or stop.name
             if plan.save:
                 checkpoints.save(state)
                 saved_at = time.monotonic()
@@ -223,7 +241,8 @@ def _loop(
             totals.clear()
         if is_over:
             return state
-        # Up to multiples of the intervals, wherever the run was resumed.
+        # Run up to multiples of the intervals, independently of the step at which the
+        # run was resumed.
         nexts = [step + n - step % n for n in intervals]
         num = min(*nexts, plan.until, config.num_outer_steps) - step
         called = time.monotonic()
@@ -234,21 +253,27 @@ def _loop(
         seconds_per_update = (time.monotonic() - called) / num
         step += num
         if has_compiled:
-            progress.resume(step)  # compile time is not part of the ETA
+            progress.resume(step)  # Exclude compile time from the ETA.
 
 
 def _weighted_mean(parts: Sequence[tuple[int, float]]) -> float:
-    """Mean of the values that are numbers: a system may not have been drawn."""
+    """Compute the mean over outer updates, ignoring NaN.
+
+    The metrics of a system are NaN if it was not sampled.
+
+    Args:
+        parts: Pairs of a number of outer updates and the mean value over them.
+    """
     known = [(num, value) for num, value in parts if not math.isnan(value)]
     total = sum(num for num, _ in known)
     return sum(num * value for num, value in known) / total if total else math.nan
 
 
 class _Evaluator:
-    """Mean losses of fresh unperturbed inner runs, from the same keys every time."""
+    """Evaluation of theta on fresh inner runs, with the same keys every time."""
 
     def __init__(self, config: MetaTrainConfig, trainer: Trainer, data: Any):
-        """Loads the data of the validation tasks."""
+        """Load and replicate the data of the validation tasks."""
         self._config, self._trainer, self._data = config, trainer, data
         wrap = OBJECTIVES[config.objective]
         self._validation = tuple(wrap(s) for s in config.validation_systems)
@@ -257,7 +282,11 @@ class _Evaluator:
         )
 
     def __call__(self, state: OuterState) -> tuple[OuterState, dict[str, float]]:
-        """Metrics of `state`, and the state with the best theta brought up to date."""
+        """Evaluate `state` on the training systems and the validation tasks.
+
+        Returns:
+            State with the updated best theta, and mean losses by metric name.
+        """
         config = self._config
         sizes = (config.horizon, config.num_evaluation_runs)
         key = jax.random.fold_in(state.key, 2**32 - 2)
@@ -284,14 +313,14 @@ class _Evaluator:
 
 
 def _by_name(metric: str, names: Sequence[str], losses: Any) -> dict[str, float]:
-    """The mean over systems and, if there are several, the loss of each."""
+    """Compute the unweighted mean loss and, for several systems, each loss by name."""
     values = np.asarray(losses, float)
     parts = {f"{metric}/{n}": float(x) for n, x in zip(names, values, strict=True)}
     return {metric: float(values.mean()), **(parts if len(parts) > 1 else {})}
 
 
 def make_trainer(config: MetaTrainConfig) -> Trainer:
-    """Returns the part of `config` that computes."""
+    """Construct the trainer of a configuration."""
     wrap = OBJECTIVES[config.objective]
     return Trainer(
         systems=tuple(wrap(system) for system in config.systems),
@@ -307,12 +336,25 @@ def make_trainer(config: MetaTrainConfig) -> Trainer:
 
 
 def exportable(config: MetaTrainConfig) -> bool:
-    """Whether theta belongs to a learned optimizer."""
+    """Check whether theta belongs to a learned optimizer."""
     return any(isinstance(system, InnerTraining) for system in config.systems)
 
 
 def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
-    """Writes the trained optimizer to `path`."""
+    """Export the learned optimizer of `state` as a safetensors file.
+
+    The exported theta is the moving average if there is one. With
+    ``config.select == "best"``, it is the theta with the lowest validation loss, if any
+    validation loss was finite.
+
+    Args:
+        config: Configuration of the run, which must be exportable.
+        state: State to export.
+        path: Output file. Its directory is created if missing.
+
+    Returns:
+        The path of the output file.
+    """
     inner = [s for s in config.systems if isinstance(s, InnerTraining)]
     truncation = config.estimator.truncation
     card = {
@@ -344,7 +386,7 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
 
 
 def export_run(run_dir: Path, path: Path) -> Path:
-    """Exports the latest checkpoint of the run in `run_dir`."""
+    """Export the latest checkpoint of the run in `run_dir` to `path`."""
     config = read_config(run_dir)
     if not exportable(config):
         raise UserError(
@@ -355,7 +397,11 @@ def export_run(run_dir: Path, path: Path) -> Path:
 
 
 def restore(config: MetaTrainConfig) -> OuterState:
-    """Returns the state of the latest checkpoint of a run, on one device."""
+    """Restore the latest checkpoint of a run to a single device, read-only.
+
+    Raises:
+        UserError: If the run has no checkpoint.
+    """
     run_dir = config.run_dir
     checkpoints = Checkpoints(run_dir / _CHECKPOINTS, print, read_only=True)
     try:
@@ -364,7 +410,7 @@ def restore(config: MetaTrainConfig) -> OuterState:
                 f"{run_dir} has no checkpoint yet. Run `lopt meta-train` on it first."
             )
         trainer = make_trainer(config)
-        # It may have been written on another number of devices.
+        # The checkpoint may have been written on a different number of devices.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         template = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),

@@ -1,4 +1,4 @@
-"""The run directory: whether it can be written, and who is writing."""
+"""Write check and lock of the run directory."""
 
 import contextlib
 import fcntl
@@ -11,7 +11,15 @@ from lopt.errors import UserError
 
 
 def check_writable(directory: Path, *, flag: str) -> None:
-    """Makes `directory` and writes to it, or says that another must be tried."""
+    """Create `directory` and validate that it is writable.
+
+    Args:
+        directory: Directory to check.
+        flag: Command-line flag to name in the error message.
+
+    Raises:
+        UserError: If the directory cannot be created or written.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory):
@@ -25,7 +33,13 @@ def check_writable(directory: Path, *, flag: str) -> None:
 
 @contextlib.contextmanager
 def held(run_dir: Path) -> Iterator[None]:
-    """Keeps other runs out of `run_dir`; the system lets go when the process ends."""
+    """Lock `run_dir` exclusively for the duration of the context.
+
+    The operating system releases the lock (`flock`) when the process ends.
+
+    Raises:
+        UserError: If another process holds the lock.
+    """
     descriptor = os.open(run_dir, os.O_RDONLY)
     try:
         try:

@@ -1,4 +1,4 @@
-"""Where arrays live: the population over all devices, everything else on each."""
+"""Sharding: populations are split over all devices, all other arrays replicated."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from meta_train.trainer import OuterState
 
 AXIS = "pairs"
-LARGE_MEMBER = 2**21  # in bytes
+# Size in bytes from which members count as large, see `prefer_one_by_one`.
+LARGE_MEMBER = 2**21
 Tree = TypeVar("Tree")
 Shared = TypeVar("Shared")
 Rest = TypeVar("Rest")
@@ -21,12 +22,12 @@ Result = TypeVar("Result")
 
 
 def mesh() -> Mesh:
-    """Returns all devices of all processes along one axis."""
+    """Create a one-dimensional mesh of all devices of all processes."""
     return jax.make_mesh((jax.device_count(),), (AXIS,), axis_types=(AxisType.Auto,))
 
 
 def check(num: int, num_devices: int) -> None:
-    """Raises unless the devices divide a population of `num`."""
+    """Validate that a population of `num` is a multiple of the number of devices."""
     if num % num_devices:
         nearest = num_devices * max(1, round(num / num_devices))
         raise UserError(
@@ -36,7 +37,11 @@ def check(num: int, num_devices: int) -> None:
 
 
 def replicate(tree: Tree) -> Tree:
-    """Puts a copy of every array, the same in all processes, on each device."""
+    """Replicate every array over all devices.
+
+    Args:
+        tree: Pytree of arrays with identical values in all processes.
+    """
     everywhere = NamedSharding(mesh(), PartitionSpec())
     if jax.process_count() == 1:
         return jax.device_put(tree, everywhere)
@@ -45,12 +50,12 @@ def replicate(tree: Tree) -> Tree:
 
 
 def place(state: "OuterState") -> "OuterState":
-    """Puts the populations over the devices and the rest on each of them."""
+    """Shard the populations over the devices and replicate the rest of the state."""
     return jax.device_put(state, shardings(state, mesh()))
 
 
 def replicated_shapes(shapes: Tree) -> Tree:
-    """Returns `shapes` with a copy of every array on each device."""
+    """Attach a replicated sharding to every leaf of a pytree of shapes."""
     everywhere = NamedSharding(mesh(), PartitionSpec())
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes
@@ -58,24 +63,28 @@ def replicated_shapes(shapes: Tree) -> Tree:
 
 
 def shardings(state: "OuterState", mesh: Mesh) -> "OuterState":
-    """Returns where each array of `state` lives."""
+    """Create the sharding of each leaf of `state` on `mesh`."""
     everywhere = NamedSharding(mesh, PartitionSpec())
-    # One device has nothing to split, and jax would name the layout otherwise on the
-    # way out than on the way in, and compile twice.
+    # Use an empty spec on a single device. With an axis name, the sharding of the
+    # outputs would compare different from that of the inputs, and JAX would compile
+    # the step twice.
     split = NamedSharding(mesh, PartitionSpec(*(AXIS,) if mesh.size > 1 else ()))
     on = lambda tree, sharding: jax.tree.map(lambda _: sharding, tree)
     return on(state, everywhere).replace(populations=on(state.populations, split))
 
 
 def constrain(populations: Tree) -> Tree:
-    """Keeps `populations` spread over the devices inside a jit, if they divide it."""
+    """Constrain `populations` to be sharded over the devices, inside `jit`.
+
+    Does nothing if the number of devices does not divide the population.
+    """
     if not _can_split(populations):
         return populations
     return jax.lax.with_sharding_constraint(populations, PartitionSpec(AXIS))
 
 
 def gather(populations: Tree) -> Tree:
-    """Puts all of `populations` on each device inside a jit."""
+    """All-gather `populations` to each device, inside `jit`."""
     if _num_devices() == 1:
         return populations
     return jax.lax.with_sharding_constraint(populations, PartitionSpec())
@@ -89,17 +98,20 @@ def map_one_by_one(
     *,
     isolated: bool,
 ) -> tuple[Result, Tree]:
-    """Calls ``function(shared, state, rest)`` on one member after the other.
+    """Map ``function(shared, state, rest)`` sequentially over the members.
 
-    It returns a result and the member's new state, which takes the place of the old.
-    Each device does so with its own members.
+    Each device loops over its own shard of the population. The new state of a member
+    overwrites its old state in the loop carry.
 
     Args:
-        function: Of one member.
-        shared: What all of them get.
-        state: What each of them carries, along the leading axis.
-        rest: What else each of them gets.
-        isolated: Whether results must not depend, in any bit, on how many there are.
+        function: Function of one member. Returns a result and the new state.
+        shared: First argument, common to all members.
+        state: Pytree of member states, with members along the leading axis.
+        rest: Pytree of further inputs, with members along the leading axis.
+        isolated: Whether results must be bitwise independent of the number of members.
+
+    Returns:
+        Results and new states, with members along the leading axis.
     """
     call = _isolate(function) if isolated else function
 
@@ -124,11 +136,12 @@ def map_one_by_one(
 
 
 def _isolate(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Returns the function in a loop of its own.
+    """Wrap `function` in a loop of one iteration.
 
-    The compiler can neither take it apart nor move anything out of it: for another
-    number of members it would fuse what is in it with other operations, and round
-    otherwise.
+    The trip count is opaque to the compiler, so that it can neither inline the loop nor
+    move computations on a member out of it. Otherwise, the operations of `function`
+    would be fused with others depending on the number of members, and round
+    differently.
     """
 
     def call(shared, *member):
@@ -143,9 +156,11 @@ def _isolate(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def prefer_one_by_one(populations: Any) -> bool:
-    """Says whether members are so large that a CPU takes one after the other.
+    """Check whether members should be unrolled sequentially.
 
-    Each then stays in the cache for a whole window; small ones cost less together.
+    This is the case on CPU if the mean size of a member is at least `LARGE_MEMBER`
+    bytes. A large member then stays in the cache for a whole truncation window. Small
+    members are faster in a batch.
     """
     num = max((x.shape[0] for x in jax.tree.leaves(populations)), default=1)
     return _platform() == "cpu" and num_bytes(populations) >= num * LARGE_MEMBER
@@ -159,19 +174,19 @@ def _can_split(populations: Any) -> bool:
 
 
 def num_bytes(tree: Any) -> int:
-    """Returns the size of all arrays but keys."""
+    """Compute the total size of all arrays in bytes, excluding PRNG keys."""
     is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     arrays = [x for x in jax.tree.leaves(tree) if not is_key(x)]
     return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
 def _platform() -> str:
-    """Returns what a program is being traced for."""
+    """Look up the platform that the current program is traced for."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform
 
 
 def _num_devices() -> int:
-    """Returns how many devices a program is being traced for."""
+    """Count the devices that the current program is traced for."""
     mesh = jax.sharding.get_abstract_mesh()
     return 1 if mesh.empty else mesh.size

@@ -1,11 +1,13 @@
-"""Closed forms for the variance of PES, corrected (table 2 of arXiv:2112.13835).
+"""Corrected closed forms of the variance of PES (table 2 of arXiv:2112.13835).
 
-For one antithetic pair and losses that are linear in the parameters of each window.
-There are T windows and P parameters; `grads[c, i]` is the gradient of the loss of
-window i with respect to the parameters that were used in window c, zero for c > i.
-Variances are total (traces of covariances), of the estimate of the summed loss; they
-do not depend on the perturbations' standard deviation. The paper's forms miss terms:
-these follow from Wick's theorem, and the tests hold them to simulation.
+They hold for one antithetic pair and losses that are linear in the parameters of each
+window. There are T windows and P parameters. `grads[c, i]` is the gradient of the loss
+of window i with respect to the parameters used in window c, and zero for c > i.
+
+Variances are total variances (traces of covariances) of the gradient estimate of the
+summed loss. They do not depend on the standard deviation of the perturbations. The
+closed forms in the paper lack some terms. Those given here follow from Wick's theorem,
+and the tests compare them with simulations.
 """
 
 from typing import Literal, TypeAlias
@@ -23,12 +25,12 @@ Structure: TypeAlias = Literal[
 
 
 def pes_variance(grads: Float[Array, "windows windows size"]) -> Float[Array, ""]:
-    """Returns the total variance of the PES estimate for given gradients."""
+    """Compute the total variance of the PES estimate for given gradients."""
     num_windows, _, size = grads.shape
     until = jnp.cumsum(jnp.einsum("cip,cjp->cij", grads, grads), axis=0)
-    sums = jnp.cumsum(grads, axis=0)  # [r, i]: over the windows up to r
+    sums = jnp.cumsum(grads, axis=0)  # [r, i]: sum over windows c <= r
     windows = jnp.arange(num_windows)
-    last = jnp.minimum(windows[:, None], windows[None, :])  # of the common noise
+    last = jnp.minimum(windows[:, None], windows[None, :])  # last common noise
     i, j = windows[:, None], windows[None, :]
     spread = size * (last + 1) * until[last, i, j]
     aligned = jnp.sum(sums[last, i] * sums[last, j], axis=-1)
@@ -36,11 +38,16 @@ def pes_variance(grads: Float[Array, "windows windows size"]) -> Float[Array, ""
 
 
 def relative_variance(structure: Structure, num_windows: int, size: int) -> float:
-    """Returns variance over squared gradient for one of the paper's four structures.
+    """Compute the ratio of the variance of PES to the squared norm of the gradient.
 
-    Either only a window's own parameters matter to its loss (diagonal) or all before
-    it do as well (triangular); the gradients are all the same, or independent with
-    mean zero, in which case both are expectations.
+    Args:
+        structure: One of the four cases of the paper. The loss of a window depends on
+            the parameters of that window only (diagonal), or on those of all earlier
+            windows too (triangular). The gradients are all equal (identical), or
+            independent with mean zero (independent). In the latter case the ratio is
+            that of the expectations.
+        num_windows: Number of windows T.
+        size: Number of parameters P.
     """
     t, p = num_windows, size
     return {
@@ -54,7 +61,7 @@ def relative_variance(structure: Structure, num_windows: int, size: int) -> floa
 def gradient_matrix(
     structure: Structure, num_windows: int, size: int, key: PRNGKeyArray
 ) -> Float[Array, "windows windows size"]:
-    """Returns gradients of the given structure; independent ones are normal."""
+    """Generate gradients of the given structure: all ones, or standard normal."""
     shape = (num_windows, num_windows, size)
     mask, kind = structure.split(", ")
     values = jnp.ones(shape)
@@ -68,9 +75,10 @@ def gradient_matrix(
 def simulate(
     grads: Float[Array, "windows windows size"], num_pairs: int, key: PRNGKeyArray
 ) -> Float[Array, "pairs size"]:
-    """Returns what pairs estimate of the summed loss, drawn as PES draws them."""
+    """Simulate PES gradient estimates of the summed loss, one per antithetic pair."""
     num_windows, _, size = grads.shape
     noise = jax.random.normal(key, (num_pairs, num_windows, size))
-    # A pair's difference of losses over 2 std is the noise times the gradients.
+    # For linear losses, (loss_pos - loss_neg) / (2 std) is the inner product of the
+    # standard normal noise and the gradients.
     rises = jnp.einsum("ncp,cip->ni", noise, grads)
     return jnp.einsum("nip,ni->np", jnp.cumsum(noise, axis=1), rises)

@@ -1,4 +1,4 @@
-"""The outer loop on the device: estimate, update, repeat, all in one jit."""
+"""Outer training loop, compiled into one program."""
 
 import functools
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ from tasks.base import Data, State, Theta, UnrolledSystem
 
 
 class Best(struct.PyTreeNode):
-    """The outer parameters with the lowest validation loss so far.
+    """Outer parameters with the lowest validation loss so far.
 
     Attributes:
-        theta: The outer parameters.
-        loss: Their validation loss; infinite before the first evaluation.
-        step: The outer step of that evaluation.
+        theta: Outer parameters.
+        loss: Validation loss; infinite before the first evaluation.
+        step: Outer step of that evaluation.
     """
 
     theta: Theta
@@ -35,16 +35,17 @@ class Best(struct.PyTreeNode):
 
 
 class OuterState(struct.PyTreeNode):
-    """Everything a checkpoint holds; a run resumes from it exactly.
+    """State of a run, as stored in checkpoints; resuming from it is exact.
 
     Attributes:
-        theta: The outer parameters.
-        opt_state: The outer optimizer's state.
-        populations: The estimator's state for each system.
-        step: Outer updates taken.
-        key: The run's key; folding the step into it gives the update's randomness.
+        theta: Outer parameters.
+        opt_state: State of the outer optimizer.
+        populations: State of the estimator for each system.
+        step: Number of outer updates taken.
+        key: Random key of the run; the key of each estimate is derived from it by
+            folding in `step` and the index of the system.
         average: Exponential moving average of theta; ``()`` without averaging.
-        best: The best theta on the validation tasks; ``()`` without validation.
+        best: Best theta on the validation tasks; ``()`` without validation.
     """
 
     theta: Theta
@@ -57,47 +58,52 @@ class OuterState(struct.PyTreeNode):
 
     @property
     def result(self) -> Theta:
-        """The theta to evaluate and export: the average, if there is one."""
+        """Theta to evaluate and export: the moving average, if there is one."""
         return self.average if jax.tree.leaves(self.average) else self.theta
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains one theta on several systems at once: their gradients are averaged."""
+    """Outer training of one theta on the weighted mean gradient of several systems."""
 
     systems: tuple[UnrolledSystem, ...]
     estimator: GradientEstimator
     outer_optimizer: OuterAdam
     num_outer_steps: int
     names: tuple[str, ...] = ()
-    """Name of each system in the metrics; numbers by default."""
+    """Name of each system in the metrics; its index by default."""
     weights: tuple[float, ...] = ()
     """Weight of each system in the mean gradient; equal by default."""
     systems_per_update: int | None = None
-    """Systems that each update draws at random and unrolls; all by default."""
+    """Number of systems drawn at random for each update; None: all."""
     average_decay: float = 0.0
-    """Decay of the moving average of theta; 0 keeps none."""
+    """Decay of the exponential moving average of theta; 0: no average."""
     keep_best: bool = False
-    """Whether the state has room for the best theta on validation tasks."""
+    """Whether the state stores the best theta on the validation tasks."""
 
     def load(self) -> tuple[Data, ...]:
-        """Returns the data of each system, on every device."""
+        """Load the data of each system and replicate it on every device."""
         return sharding.replicate(tuple(system.load() for system in self.systems))
 
     def check(self, data: tuple[Data, ...]) -> None:
-        """Raises unless the estimator can work on every system; costs nothing."""
+        """Validate that the estimator supports every system, without running it.
+
+        Raises:
+            UserError: If a system lacks the required derivatives, or if the state of
+                the estimator does not fit into memory.
+        """
         for system, d in zip(self.systems, data, strict=True):
             theta = jax.eval_shape(system.init_theta, jax.random.key(0))
             Compatibility(system, d, theta).check(self.estimator)
 
     def init(self, data: tuple[Data, ...], seed: int) -> OuterState:
-        """Returns the state before the first outer update."""
+        """Initialize the state and place it on the devices."""
         key = sharding.replicate(jax.random.key(seed))
         with jax.set_mesh(sharding.mesh()):
             return sharding.place(self._init(data, key))
 
     def shapes(self, data: tuple[Data, ...]) -> OuterState:
-        """Returns the shapes and dtypes of the state, at no cost."""
+        """Compute the shapes and dtypes of the state by abstract evaluation."""
         return jax.eval_shape(lambda: self._init(data, jax.random.key(0)))
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -127,9 +133,13 @@ class Trainer:
     def run(
         self, data: tuple[Data, ...], state: OuterState, num_steps: int
     ) -> tuple[OuterState, dict[str, Float[Array, ""]]]:
-        """Takes `num_steps` outer updates; returns the state and the metrics' means.
+        """Take `num_steps` outer updates.
 
-        The number is traced: any number of updates runs in the one compiled program.
+        `num_steps` is traced, so one compiled program serves any number of updates. The
+        buffers of `state` are donated.
+
+        Returns:
+            The new state, and the metrics averaged over the updates.
         """
         num = sharding.replicate(np.asarray(num_steps, np.int32))
         with jax.set_mesh(sharding.mesh()):
@@ -139,13 +149,14 @@ class Trainer:
     def compiled_run(
         self, data: tuple[Data, ...], state: OuterState, num_steps: Int[Array, ""]
     ) -> tuple[OuterState, dict[str, Float[Array, ""]]]:
-        """Does what `run` does, on the devices of the mesh that is set."""
+        """Compiled implementation of `run`, on the devices of the current mesh."""
 
         def body(_, carry):
             state, totals = carry
             state, metrics = self._update(data, state)
             values = jnp.stack([metrics[name] for name in names])
-            # Systems that are not drawn, or without a finite loss, have none to log.
+            # Metrics are NaN for systems that were not drawn or have no finite loss.
+            # Exclude them from the mean.
             known = ~jnp.isnan(values)
             new = jnp.stack([jnp.where(known, values, 0.0), known.astype(jnp.float32)])
             return state, totals + new
@@ -192,7 +203,7 @@ class Trainer:
         return state, metrics
 
     def _draw_systems(self, state: OuterState) -> Sequence[Any]:
-        """Which systems this update unrolls: ``None`` if it is not random."""
+        """Draw a boolean per system: whether to unroll it. ``None`` if all are used."""
         num = len(self.systems)
         if self.systems_per_update in (None, num):
             return [None] * num
@@ -203,7 +214,7 @@ class Trainer:
     def _estimate(
         self, i: int, data: Data, state: OuterState, is_drawn: Bool[Array, ""] | None
     ) -> tuple[Estimate, State]:
-        """Estimate of system `i`; all NaN, with nothing unrolled, if not drawn."""
+        """Update the population of system `i`; NaN and no unroll if it is not drawn."""
         key = jax.random.fold_in(state.key, state.step * len(self.systems) + i)
 
         def update(population):
@@ -219,9 +230,11 @@ class Trainer:
         return jax.lax.cond(is_drawn, update, lambda p: (missing, p), population)
 
     def _average(self, estimates: Sequence[Estimate]) -> Estimate:
-        """Weighted mean over the systems that were drawn.
+        """Compute the weighted mean of the estimates of the drawn systems.
 
-        Over draws its expectation is the weighted mean over all systems.
+        Weights are divided by the fraction of systems drawn, so that the expectation
+        over draws is the weighted mean over all systems. The loss is divided by the
+        weights of the drawn systems instead.
         """
         weights = np.asarray(self.weights or [1.0] * len(estimates), np.float32)
         weights = weights / weights.sum()
@@ -250,12 +263,12 @@ class Trainer:
         num_runs: int,
         key: PRNGKeyArray,
     ) -> Float[Array, " systems"]:
-        """Each system's mean loss over fresh unperturbed episodes."""
+        """Compute the mean loss of each system over new unperturbed episodes."""
         return mean_losses(self.systems, data, theta, horizon, num_runs, key)
 
     @property
     def num_inner_steps(self) -> float:
-        """Steps of all systems together in one outer update."""
+        """Inner steps per outer update, summed over systems."""
         num = self.systems_per_update or len(self.systems)
         return self.estimator.num_inner_steps * num
 
@@ -269,17 +282,17 @@ class Trainer:
 
 
 def initial_theta(owner: Any, seed: int) -> Theta:
-    """Theta before the first update of a run with this seed.
+    """Compute the initial theta of a run with this seed.
 
     Args:
-        owner: A learned optimizer or a system.
+        owner: Learned optimizer or system that defines `init_theta`.
         seed: Seed of the run.
     """
     return owner.init_theta(_init_keys(jax.random.key(seed))[0])
 
 
 def _init_keys(key: PRNGKeyArray) -> Key[Array, "2"]:
-    # The last key that `fold_in` can give; updates count up from the first.
+    # Updates fold in 0, 1, ...; the largest value cannot collide with them.
     return jax.random.split(jax.random.fold_in(key, 2**32 - 1))
 
 
@@ -292,14 +305,23 @@ def mean_losses(
     num_runs: int,
     key: PRNGKeyArray,
 ) -> Float[Array, " systems"]:
-    """Mean loss of each system over fresh unperturbed episodes of `horizon` steps."""
+    """Compute the mean loss of each system over new unperturbed episodes.
+
+    Args:
+        systems: Systems to unroll.
+        data: Output of `load` of each system.
+        theta: Outer parameters.
+        horizon: Number of steps in each episode.
+        num_runs: Number of episodes per system.
+        key: Random key of the episodes, shared by all systems.
+    """
 
     def episode(system, data, key):
         key_init, key_unroll = jax.random.split(key)
         state = system.init_state(theta, data, jnp.asarray(horizon), key_init)
         return unroll(system, data, theta, state, horizon, key_unroll)[1].mean()
 
-    # Sequentially: a vmap over keys takes twice as long to compile.
+    # `map` rather than `vmap` over episodes, which takes twice as long to compile.
     keys = jax.random.split(key, num_runs)
     means = [
         jax.lax.map(lambda key, s=system, d=d: episode(s, d, key), keys).mean()

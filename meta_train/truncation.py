@@ -1,7 +1,7 @@
-"""Truncation: an episode of many steps is unrolled one window at a time.
+"""Truncation of episodes into windows.
 
-Windows tile episodes: horizons are multiples of the window length, so an episode
-ends between outer updates and nothing inside a window needs a mask.
+Horizons are multiples of the window length. Episodes therefore end between outer
+updates, and no masking is needed inside a window.
 """
 
 import math
@@ -19,12 +19,12 @@ from tasks.base import Data, State, Theta, UnrolledSystem
 
 
 class Episode(struct.PyTreeNode):
-    """A system's state and its clock.
+    """State and step counter of an episode.
 
     Attributes:
-        state: The system's state, after `age` steps.
-        age: Steps taken; 0 if the next window starts a new episode.
-        end: The age at which the episode ends; 0 if that is still to be drawn.
+        state: State of the system after `age` steps.
+        age: Number of steps taken; 0 if the next window starts a new episode.
+        end: Age at which the episode ends; 0 if it is not drawn yet.
     """
 
     state: State
@@ -37,23 +37,23 @@ class Episode(struct.PyTreeNode):
         return self.age == 0
 
     def restart_if(self, condition: Bool[Array, "..."]) -> "Episode":
-        """Returns the episode, over at once where `condition` holds."""
+        """End the episode where `condition` holds; the next window restarts it."""
         stop = lambda clock: jnp.where(condition, 0, clock)
         return self.replace(age=stop(self.age), end=stop(self.end))
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """Cuts episodes into windows; each window gives one outer update."""
+    """Window length and horizon; each window gives one outer update."""
 
     length: int
-    """Steps in a window (K in the PES paper)."""
+    """Number of inner steps per truncation window (K in the PES paper)."""
     horizon: int
-    """Steps in an episode (T in the PES paper), the longest if they are random."""
+    """Number of inner steps per episode (T in the PES paper); the maximum if random."""
     min_horizon: int | None = None
-    """If given, horizons are random: log-uniform between this and `horizon`."""
+    """Minimum horizon: draw horizons log-uniformly up to `horizon`. None: fixed."""
     staggered: bool = True
-    """Whether episodes start at different times, so that updates see all ages."""
+    """Stagger the starts of episodes, so that every update covers all ages."""
 
     def __post_init__(self):
         if self.length < 1:
@@ -78,11 +78,11 @@ class Truncation:
 
     @property
     def is_whole(self) -> bool:
-        """Whether a window is a whole episode, so that truncating it cuts nothing."""
+        """Whether every window is a whole episode, so that nothing is truncated."""
         return self.length == (self.min_horizon or self.horizon) == self.horizon
 
     def horizon_probabilities(self) -> dict[int, float]:
-        """Returns how likely each horizon is."""
+        """Compute the probability of each horizon."""
         if self.min_horizon is None:
             return {self.horizon: 1.0}
         low, high = self.min_horizon // self.length, self.horizon // self.length
@@ -92,11 +92,11 @@ class Truncation:
         }
 
     def mean_horizon(self) -> float:
-        """Returns the expected number of steps in an episode."""
+        """Compute the expected number of steps in an episode."""
         return sum(steps * p for steps, p in self.horizon_probabilities().items())
 
     def draw_horizon(self, key: PRNGKeyArray) -> Int[Array, ""]:
-        """Draws the length of one episode."""
+        """Draw the horizon of one episode."""
         if self.min_horizon is None:
             return jnp.asarray(self.horizon, jnp.int32)
         low, high = self.min_horizon // self.length, self.horizon // self.length
@@ -107,17 +107,17 @@ class Truncation:
         return self.length * windows.astype(jnp.int32)
 
     def first_ends(self, num_episodes: int) -> Int[Array, " num_episodes"]:
-        """Returns when each of the first episodes ends; 0 for a whole one.
+        """Compute the ends of the first episodes; all 0 (full length) if not staggered.
 
-        Staggered ones are cut short so that later episodes are spread evenly: their
-        ends are the quantiles of the time left in a running population, which from
-        then on looks the same at every update.
+        Staggered first episodes are cut short. Their ends are quantiles of the
+        stationary distribution of the remaining time, so the distribution of ages is
+        the same at every update.
         """
         if not self.staggered:
             return jnp.zeros(num_episodes, jnp.int32)
         horizons = self.horizon_probabilities()
         windows = np.arange(1, self.horizon // self.length + 1)
-        # P(r windows are left) is proportional to P(an episode has at least r).
+        # P(r windows remain) is proportional to P(an episode has at least r windows).
         at_least = np.array(
             [
                 sum(p for h, p in horizons.items() if h >= r * self.length)
@@ -136,7 +136,10 @@ class Truncation:
         end: Int[Array, ""],
         key: PRNGKeyArray,
     ) -> Episode:
-        """Returns an episode that has not started and will end at `end`."""
+        """Initialize an episode at age 0 that ends at `end`; 0 if it is drawn later.
+
+        The state only fixes shapes and dtypes, since `advance` initializes it again.
+        """
         state = system.init_state(theta, data, jnp.asarray(self.horizon), key)
         return Episode(state=state, age=jnp.zeros((), jnp.int32), end=end)
 
@@ -148,7 +151,7 @@ class Truncation:
         end: Int[Array, ""],
         key: PRNGKeyArray,
     ) -> Episode:
-        """Returns the same for two partners, along a leading axis of the state."""
+        """Initialize an episode of two partners, the leading axis of the state."""
         episode = self.init(system, data, theta, end, key)
         both = lambda x: jnp.stack([x, x])
         return episode.replace(state=jax.tree.map(both, episode.state))
@@ -163,16 +166,27 @@ class Truncation:
         *,
         length: int | None = None,
     ) -> tuple[Episode, Float[Array, " length"]]:
-        """Unrolls one window, starting a new episode first if the last one is over.
+        """Unroll one window, after initializing a new episode if the last one ended.
 
-        A part of a window, if `length` is given: it must divide the window's.
+        Args:
+            system: System to unroll.
+            data: Output of `system.load`.
+            theta: Outer parameters.
+            episode: Episode to advance.
+            key: Random key of this window.
+            length: Number of steps, to unroll only part of a window. It must divide the
+                window length, which is the default.
+
+        Returns:
+            The advanced episode and the losses of the steps.
         """
         length = length or self.length
         key_horizon, key_init, key_unroll = jax.random.split(key, 3)
         horizon = self.draw_horizon(key_horizon)
         end = jnp.where(episode.end == 0, horizon, episode.end)
-        # Starting here, not when the last episode ended, lets s_0 see this `theta`.
-        # An episode that is cut short is told the whole horizon, as all others are.
+        # Initializing here, rather than when the last episode ended, makes s_0 depend
+        # on the current `theta`. A first episode that is cut short still receives a
+        # full horizon, as all other episodes do.
         state = jax.lax.cond(
             episode.is_new,
             lambda: system.init_state(theta, data, jnp.maximum(horizon, end), key_init),
@@ -192,9 +206,21 @@ class Truncation:
         *,
         length: int | None = None,
     ) -> tuple[Episode, Float[Array, "partners length"]]:
-        """Advances partners, which have a theta and a state each and share one clock.
+        """Advance partners, which have separate `theta` and state but a shared clock.
 
-        One key: they see the same data, so their difference is theta's alone.
+        All partners use the same key and hence the same inputs (common random numbers),
+        so their losses differ only because of `theta`.
+
+        Args:
+            system: System to unroll.
+            data: Output of `system.load`.
+            thetas: Outer parameters, with a leading axis of partners.
+            episode: Episode whose state has a leading axis of partners.
+            key: Random key of this window.
+            length: Number of steps, as in `advance`.
+
+        Returns:
+            The advanced episode and the losses of each partner.
         """
 
         def advance(theta, state):
@@ -221,10 +247,17 @@ class Truncation:
         *,
         remat: bool = False,
     ) -> Float[Array, " horizon"]:
-        """Unrolls an episode from start to end; losses past its end are zero.
+        """Unroll a whole episode; losses beyond its random horizon are set to zero.
 
-        Their sum is to be divided by the mean horizon, which weights every step
-        alike, not every episode.
+        Divide the sum of the losses by `mean_horizon`, not by the horizon of this
+        episode, to weight all steps equally rather than all episodes.
+
+        Args:
+            system: System to unroll.
+            data: Output of `system.load`.
+            theta: Outer parameters.
+            key: Random key of this episode.
+            remat: Rematerialize states in backpropagation, as in `unroll`.
         """
         key_horizon, key_init, key_unroll = jax.random.split(key, 3)
         horizon = self.draw_horizon(key_horizon)

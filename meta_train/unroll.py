@@ -1,4 +1,4 @@
-"""The one place where a system is unrolled."""
+"""Unrolling of systems."""
 
 import math
 
@@ -19,20 +19,23 @@ def unroll(
     *,
     remat: bool = False,
 ) -> tuple[State, Float[Array, " length"]]:
-    """Runs `system` for `length` steps and returns ``(s_{t+length}, losses)``.
+    """Unroll `system` for `length` steps.
 
-    Two calls with the same `key` see the same inputs, whatever their `theta`:
-    antithetic pairs rely on it.
+    Two calls with the same `key` sample inputs with the same keys, whatever their
+    `theta`. Antithetic pairs rely on these common random numbers.
 
     Args:
-        system: What is unrolled.
-        data: What its `load` returned.
-        theta: Its outer parameters.
-        state: Where it starts.
-        length: Steps to take.
-        key: Fixes its inputs.
-        remat: Whether backpropagation keeps every sqrt(length)-th state only and
-            computes the others again: memory grows like sqrt(length).
+        system: System to unroll.
+        data: Output of `system.load`.
+        theta: Outer parameters.
+        state: State ``s_t`` before the first step.
+        length: Number of steps.
+        key: Random key of the inputs.
+        remat: Store only about every sqrt(length)-th state for backpropagation and
+            recompute the others, so that memory grows as sqrt(length).
+
+    Returns:
+        The state ``s_{t+length}`` and the loss of each step.
     """
 
     def steps(state, keys):
@@ -44,7 +47,8 @@ def unroll(
     keys = jax.random.split(key, length)
     if not remat:
         return steps(state, keys)
-    # A divisor near the root if there is one: a remainder is a second program.
+    # Prefer a divisor of `length` near its square root, because a remainder has to be
+    # compiled as a second scan.
     root = math.isqrt(length)
     divisors = [n for n in range(root // 2 + 1, root + 1) if length % n == 0]
     chunk = divisors[-1] if divisors else root

@@ -1,4 +1,4 @@
-"""Gradient estimators by name; a new one is one more line here."""
+"""Registry of gradient estimators; add a new estimator to `ESTIMATORS`."""
 
 from meta_train.estimators.artbp import ARTBP
 from meta_train.estimators.base import Estimate, GradientEstimator

@@ -16,18 +16,24 @@ from tasks.base import State
 
 @dataclass(frozen=True)
 class ARTBP(EpisodeEstimator):
-    """Truncates at random and weights what gets through, so that nothing is lost.
+    """Backpropagation through a random number of windows, reweighted to be unbiased.
 
-    One update goes through several windows, until a coin says to truncate or the
-    episode ends. To be unbiased, it must be able to go through all of them.
+    One update unrolls windows until a random truncation or the end of the episode.
+    After ``i`` windows the truncation probability is
+
+        ``c_i = tail / ((tail - 1) * num_windows + i)``,
+
+    and the gradient that passes a window boundary is multiplied by ``1 / (1 - c_i)``.
+    Every dependence on past windows is then weighted by one in expectation. An update
+    must be able to span a whole episode, since the estimate is biased otherwise.
     """
 
     one_by_one: ClassVar[bool] = True
 
     num_windows: float = 4.0
-    """Windows between two truncations, on average, in a long episode."""
+    """Mean number of windows between truncations in a long episode; above 1."""
     tail: float = 2.0
-    """How fast long stretches become rare: a power of their length, above 1."""
+    """Power-law exponent of the number of windows between truncations; above 1."""
 
     def __post_init__(self):
         EpisodeEstimator.__post_init__(self)
@@ -85,11 +91,15 @@ class ARTBP(EpisodeEstimator):
         return sample, following.restart_if(sample.diverged)
 
     def mean_length(self) -> float:
-        """Returns the expected steps of an update: of an episode, over its updates."""
+        """Compute the expected number of inner steps per update.
+
+        By renewal-reward this is the mean horizon over the mean number of updates per
+        episode.
+        """
         chances = self._chances()
         survival = np.cumprod(np.append(1.0, 1 - chances))
-        num_windows = survival[:-1] * chances  # P(cut after this many)
-        starts = np.ones(len(chances))  # P(an update starts at this window)
+        num_windows = survival[:-1] * chances  # P(truncation after i + 1 windows)
+        starts = np.ones(len(chances))  # P(an update starts at window i)
         for i in range(1, len(chances)):
             starts[i] = np.dot(num_windows[:i][::-1], starts[:i])
         updates = np.cumsum(starts)
@@ -100,7 +110,7 @@ class ARTBP(EpisodeEstimator):
         return float(self.truncation.mean_horizon() / mean_updates)
 
     def _chances(self) -> np.ndarray:
-        """Returns how likely a cut is after each window since the last one."""
+        """Compute the probability of truncation after 1, 2, ... windows."""
         num_windows = self.truncation.horizon // self.truncation.length
         since = np.arange(1, num_windows + 1)
         chances = self.tail / ((self.tail - 1) * self.num_windows + since)
@@ -108,7 +118,7 @@ class ARTBP(EpisodeEstimator):
 
 
 def _scale_gradient(state: State, scale: Float[Array, ""]) -> State:
-    """Returns `state` as it is; what is backpropagated through it is scaled."""
+    """Scale the gradient backpropagated through `state`; its value is unchanged."""
 
     def scaled(x):
         if not jnp.issubdtype(x.dtype, jnp.floating):

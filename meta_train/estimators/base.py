@@ -1,4 +1,8 @@
-"""Gradient estimators: hyperparameters in the object, the system in the arguments."""
+"""Abstract base class of meta-gradient estimators.
+
+An estimator object holds hyperparameters only. The system, its data, `theta` and the
+state are arguments of pure functions.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
@@ -14,10 +18,10 @@ Derivatives: TypeAlias = Literal["none", "forward", "reverse"]
 
 
 class Estimate(struct.PyTreeNode):
-    """An estimate of the outer gradient.
+    """Meta-gradient estimate.
 
     Attributes:
-        grad: Gradient of the mean loss per step, with the structure of `theta`.
+        grad: Gradient of the mean loss per step; pytree with the structure of `theta`.
         loss: Mean loss per step over the window.
         diagnostics: Scalars to log, by name.
     """
@@ -29,50 +33,50 @@ class Estimate(struct.PyTreeNode):
 
 @dataclass(frozen=True)
 class GradientEstimator(ABC):
-    """Estimates d(mean loss)/d(theta), one truncation window at a time."""
+    """Estimator of ``d(mean loss per step)/d(theta)``, one window per update."""
 
     derivatives: ClassVar[Derivatives]
-    """What it needs of the system besides the values of its loss."""
+    """Automatic differentiation mode that the system must support."""
     num_unrolls: ClassVar[int]
-    """Trajectories that each member unrolls side by side."""
+    """Trajectories unrolled in parallel by each member of the population."""
 
     truncation: Truncation
-    """How episodes are cut into windows."""
+    """Window length and horizon."""
     deterministic: bool = field(default=False, kw_only=True)
-    """Whether estimates are the same, bit by bit, on any number of devices; members
-    are then unrolled one after the other, and all of their estimates are gathered."""
+    """Make estimates bitwise equal on any number of devices. Members are then unrolled
+    sequentially and their estimates are all-gathered."""
 
     @property
     @abstractmethod
     def is_unbiased(self) -> bool:
-        """Whether its mean is the gradient, for quadratic losses or as std -> 0."""
+        """Whether the expectation is the gradient, for quadratic losses or std -> 0."""
 
     @property
     @abstractmethod
     def population_size(self) -> int:
-        """Length of the leading axis: antithetic pairs, or episodes."""
+        """Length of the leading axis: number of antithetic pairs or episodes."""
 
     def resized(self, num: int) -> Self:
-        """Returns the same estimator with a population of `num`."""
+        """Replace the population size by `num`."""
         sizes = {"num_pairs", "num_episodes"}
         (name,) = [f.name for f in fields(self) if f.name in sizes]
         return replace(self, **{name: num})
 
     @property
     def steps_per_update(self) -> float:
-        """Steps that each episode moves on by in an update, on average: a window."""
+        """Mean number of steps per update of one trajectory; default: one window."""
         return self.truncation.length
 
     @property
     def num_inner_steps(self) -> float:
-        """Steps of the system that one update takes, over the whole population."""
+        """Inner steps per update, summed over all trajectories of the population."""
         return self.population_size * self.num_unrolls * self.steps_per_update
 
     @abstractmethod
     def init(
         self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
     ) -> State:
-        """Returns the state before the first window; every leaf leads with members."""
+        """Initialize the state; every leaf has the population as its leading axis."""
 
     @abstractmethod
     def update(
@@ -83,4 +87,15 @@ class GradientEstimator(ABC):
         state: State,
         key: PRNGKeyArray,
     ) -> tuple[Estimate, State]:
-        """Unrolls one window and returns the gradient estimate and the new state."""
+        """Unroll one window of every member and estimate the meta-gradient.
+
+        Args:
+            system: System to unroll.
+            data: Output of `system.load`.
+            theta: Outer parameters.
+            state: Output of `init` or of the previous `update`.
+            key: Random key of this update.
+
+        Returns:
+            The estimate, averaged over the population, and the new state.
+        """

@@ -1,4 +1,4 @@
-"""What estimators that differentiate share: episodes, and backpropagation."""
+"""Base class and backpropagation of estimators that differentiate episodes."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -24,15 +24,15 @@ Rest = TypeVar("Rest")
 
 @dataclass(frozen=True)
 class EpisodeEstimator(PopulationEstimator):
-    """A population of episodes, all at the same theta and at different ages."""
+    """Estimator with a population of episodes, all unrolled at the same `theta`."""
 
     derivatives: ClassVar[Derivatives] = "reverse"
     num_unrolls: ClassVar[int] = 1
     one_by_one: ClassVar[bool] = False
-    """Whether members differ in how much work they are."""
+    """Whether to update members sequentially, as their number of steps differs."""
 
     num_episodes: int = 64
-    """Episodes in the population."""
+    """Number of episodes in the population."""
 
     def __post_init__(self):
         check_at_least_one("num_episodes", self.num_episodes)
@@ -51,7 +51,7 @@ class EpisodeEstimator(PopulationEstimator):
         state: State,
         key: PRNGKeyArray,
     ) -> tuple[Sample, State]:
-        """Unrolls one window of an episode and differentiates it."""
+        """Unroll and differentiate one window of one episode."""
 
     @override
     def update(
@@ -79,9 +79,15 @@ def backprop(
     theta: Theta,
     mean_length: int | float,
 ) -> tuple[Theta, Float[Array, " length"], Rest]:
-    """Differentiates the mean of the losses that `unroll` returns.
+    """Differentiate the mean per-step loss of an unroll with respect to `theta`.
 
-    Returns the gradient, the losses as they came, and the rest that was returned.
+    Args:
+        unroll: Maps `theta` to ``(aux, losses)``.
+        theta: Outer parameters.
+        mean_length: Number of steps by which the sum of the losses is divided.
+
+    Returns:
+        The gradient, the losses before capping by `cap_losses`, and ``aux``.
     """
 
     def mean_loss(theta):

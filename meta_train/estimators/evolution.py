@@ -1,4 +1,4 @@
-"""What evolution strategies share: antithetic pairs, their noise and its weight."""
+"""Base class, noise and pair estimates of antithetic evolution strategies."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -27,23 +27,23 @@ Normalization: TypeAlias = Literal["none", "loss", "estimate"]
 
 @dataclass(frozen=True)
 class PairEstimator(PopulationEstimator):
-    """A population of antithetic pairs, each perturbed by noise of its own.
+    """Estimator with a population of independently perturbed antithetic pairs.
 
-    It asks only for values of the loss: the system may be anything that runs.
+    Only loss values are needed, so the system need not be differentiable.
     """
 
     derivatives: ClassVar[Derivatives] = "none"
     num_unrolls: ClassVar[int] = 2
 
     num_pairs: int = 64
-    """Antithetic pairs in the population; twice as many particles."""
+    """Number of antithetic pairs; the population has two particles per pair."""
     std: float = 0.01
     """Standard deviation of the perturbations of theta."""
     normalize: Normalization = "none"
-    """Divide the estimate by the standard deviation of the losses of all particles, as
-    in augmented random search, or by the RMS norm of the estimates of the pairs, so
-    that every task of a mixture contributes the same amount of noise. Either makes the
-    estimate independent of the scale of the loss, and keeps its direction only."""
+    """Divide the estimate by the standard deviation of all particles' losses (`loss`,
+    as in augmented random search) or by the RMS norm of the pairs' estimates
+    (`estimate`, so that every task of a mixture contributes equal noise). Either makes
+    the estimate invariant to the scale of the loss and preserves only its direction."""
 
     def __post_init__(self):
         check_at_least_one("num_pairs", self.num_pairs)
@@ -64,7 +64,19 @@ class PairEstimator(PopulationEstimator):
         noise: Theta,
         key: PRNGKeyArray,
     ) -> tuple[Sample, State]:
-        """Unrolls one window of a pair, for which `noise` has just been drawn."""
+        """Unroll one window of one pair.
+
+        Args:
+            system: System to unroll.
+            data: Output of `system.load`.
+            theta: Unperturbed outer parameters.
+            state: State of this pair.
+            noise: New perturbation of `theta`, drawn for this update.
+            key: Random key of this pair.
+
+        Returns:
+            The pair's gradient sample and its new state.
+        """
 
     @override
     def update(
@@ -97,12 +109,16 @@ class PairEstimator(PopulationEstimator):
 
     @property
     def is_normalized(self) -> bool:
-        """Whether the estimate is a direction only, which is biased."""
+        """Whether the estimate is normalized, which makes it biased."""
         return self.normalize != "none"
 
 
 def check_std(std: float) -> None:
-    """Raises unless perturbations can have this standard deviation."""
+    """Validate the standard deviation of the perturbations.
+
+    Raises:
+        ValueError: If `std` is not positive and finite.
+    """
     if not 0 < std < float("inf"):
         raise ValueError(
             "`std` must be positive, since perturbations are divided by it; "
@@ -111,10 +127,19 @@ def check_std(std: float) -> None:
 
 
 def draw_noise(theta: Theta, num: int, std: float, key: PRNGKeyArray) -> Theta:
-    """Draws a perturbation of `theta` for each member of the population.
+    """Draw a Gaussian perturbation of `theta` for each member of the population.
 
-    All at once, which is several times faster than by a key each; a member's noise
-    still depends on its index alone, not on how many there are.
+    One draw for all members is several times faster than one key per member. The noise
+    of a member depends on its index, but not on `num`.
+
+    Args:
+        theta: Outer parameters.
+        num: Population size.
+        std: Standard deviation of the noise.
+        key: Random key.
+
+    Returns:
+        Pytree with the structure of `theta` and a leading axis of length `num`.
     """
     leaves, treedef = jax.tree.flatten(theta)
     ends = np.cumsum([x.size for x in leaves])
@@ -127,7 +152,7 @@ def draw_noise(theta: Theta, num: int, std: float, key: PRNGKeyArray) -> Theta:
 
 
 def antithetic(theta: Theta, noise: Theta) -> Theta:
-    """Returns ``theta + noise`` stacked on ``theta - noise``."""
+    """Stack ``theta + noise`` and ``theta - noise`` along a new leading axis."""
     return jax.tree.map(lambda t, n: jnp.stack([t + n, t - n]), theta, noise)
 
 
@@ -137,13 +162,15 @@ def pair_sample(
     std: float,
     mean_length: int | float,
 ) -> Sample:
-    """Weights `noise` by how much the positive partner lost to the negative one.
+    """Compute the antithetic ES gradient sample of one pair.
+
+    The gradient is ``noise * sum_t(loss_pos - loss_neg) / (2 std^2 mean_length)``.
 
     Args:
-        losses: Of both partners, at the steps that `noise` answers for.
-        noise: The perturbations since the episode began.
+        losses: Losses of the positive and the negative partner.
+        noise: Perturbation of `theta`; for PES, the sum over the episode so far.
         std: Standard deviation of one perturbation.
-        mean_length: Steps that the loss is averaged over.
+        mean_length: Number of steps by which the sum of the losses is divided.
     """
     capped, _ = cap_losses(losses)
     weight = jnp.sum(capped[0] - capped[1]) / (2 * std**2 * mean_length)

@@ -1,4 +1,4 @@
-"""What forward-mode estimators share: a system that carries its own derivative."""
+"""Base classes and linearization of forward-mode gradient estimators."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -18,7 +18,11 @@ from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
 
 @dataclass(frozen=True)
 class CarriesDerivative(UnrolledSystem):
-    """A system whose state also has its derivative, and `grad`, that of its losses."""
+    """Wrapper of a system whose state also carries ``d(state)/d(theta)``.
+
+    The state must have a field `grad`, a flat array to which every step adds
+    ``d(loss)/d(theta)``.
+    """
 
     system: UnrolledSystem
 
@@ -33,11 +37,14 @@ class CarriesDerivative(UnrolledSystem):
 
 @dataclass(frozen=True)
 class ForwardEstimator(EpisodeEstimator):
-    """Differentiates along with the unroll: nothing of the past is kept or blind."""
+    """Estimator that propagates ``d(state)/d(theta)`` forward along the unroll.
+
+    No past states are stored, and the dependence on past windows is not truncated.
+    """
 
     @abstractmethod
     def augment(self, system: UnrolledSystem) -> CarriesDerivative:
-        """Returns `system` with its derivative as part of its state."""
+        """Wrap `system` so that its state carries its derivative."""
 
     @property
     @override
@@ -61,7 +68,14 @@ class ForwardEstimator(EpisodeEstimator):
 
 
 class Start(NamedTuple):
-    """``s_0`` and its derivative, from tangents of theta to tangents of the state."""
+    """Linearized initial state.
+
+    Attributes:
+        state: Initial state ``s_0``.
+        push: Jacobian-vector product, from tangents of `theta` to tangents of `state`.
+        theta: Flat outer parameters.
+        floats: Flat floating-point leaves of `state`.
+    """
 
     state: State
     push: Callable
@@ -72,7 +86,7 @@ class Start(NamedTuple):
 def linearize_start(
     system: UnrolledSystem, theta: Theta, data: Data, horizon: Horizon, key: Array
 ) -> Start:
-    """Starts an episode and differentiates its first state."""
+    """Initialize an episode and linearize its initial state in `theta`."""
     flat, unravel = ravel_pytree(theta)
 
     def init(flat):
@@ -84,7 +98,16 @@ def linearize_start(
 
 
 class Step(NamedTuple):
-    """A step and its derivative, from tangents of (theta, state) to (state, loss)."""
+    """Linearized step.
+
+    Attributes:
+        state: State after the step.
+        loss: Loss of the step.
+        push: Jacobian-vector product, from tangents of ``(theta, floats)`` to tangents
+            of the new state and the loss.
+        theta: Flat outer parameters.
+        floats: Flat floating-point leaves of the state before the step.
+    """
 
     state: State
     loss: Loss
@@ -96,7 +119,7 @@ class Step(NamedTuple):
 def linearize_step(
     system: UnrolledSystem, theta: Theta, state: State, x: Input
 ) -> Step:
-    """Takes a step and differentiates it."""
+    """Take a step and linearize it in `theta` and in the state."""
     flat, unravel = ravel_pytree(theta)
     floats, put_back = flatten_floats(state)
 
@@ -111,9 +134,13 @@ def linearize_step(
 def flatten_floats(
     state: State,
 ) -> tuple[Float[Array, " size"], Callable[[Float[Array, " size"]], State]]:
-    """Returns the part of `state` that has a derivative, and how to put it back.
+    """Flatten the floating-point leaves of `state` into one array.
 
     Counters and keys are part of a state, but not of its tangent space.
+
+    Returns:
+        The flat array, and a function that maps such an array to a state with the
+        other leaves of `state`.
     """
     leaves, treedef = jax.tree.flatten(state)
     is_float = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Backpropagation through whole episodes: exact, one update per episode."""
+"""Backpropagation through whole episodes."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,11 @@ from meta_train.estimators.population import make_sample
 
 @dataclass(frozen=True)
 class FullBackprop(EpisodeEstimator):
-    """Exact, in memory that grows like the square root of the horizon.
+    """Exact backpropagation with one update per episode.
 
-    Only the horizons of `truncation` matter; its windows do not.
+    Rematerialization keeps memory proportional to the square root of the horizon. The
+    window length of `truncation` does not change the unroll, but horizons are multiples
+    of it.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Evolution strategies on whole episodes: unbiased, one update per episode."""
+"""Evolution strategies on whole episodes."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,10 @@ from meta_train.estimators.evolution import PairEstimator, antithetic, pair_samp
 
 @dataclass(frozen=True)
 class FullES(PairEstimator):
-    """Unrolls whole episodes under one perturbation each.
+    """Unbiased antithetic ES with one perturbation and one update per episode.
 
-    Only the horizons of `truncation` matter; its windows do not.
+    The window length of `truncation` does not change the unroll, but horizons are
+    multiples of it.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Generalized PES (Li et al., 2023, arXiv:2304.12180): when to renew the noise."""
+"""Generalized persistent evolution strategies (Li et al., 2023, arXiv:2304.12180)."""
 
 import math
 from dataclasses import dataclass
@@ -20,22 +20,29 @@ from tasks.base import Theta
 
 
 class GeneralizedPESState(struct.PyTreeNode):
-    """What a pair carries from window to window."""
+    """State of a pair between windows.
 
-    episode: Episode  # its state leads with the two partners
-    noise: Theta  # the perturbation in force
-    accumulator: Theta  # sum of the perturbations since the episode began
+    Attributes:
+        episode: Episode whose state has the two partners as its leading axis.
+        noise: Current perturbation.
+        accumulator: Sum of the perturbations since the start of the episode.
+    """
+
+    episode: Episode
+    noise: Theta
+    accumulator: Theta
 
 
 @dataclass(frozen=True)
 class GeneralizedPES(PairEstimator):
-    """Renews the noise every so many steps, whatever the window length.
+    """PES that draws new noise every `period` steps, whatever the window length.
 
-    Between PES (renewed with every window) and noise reuse (once per episode).
+    It interpolates between PES (new noise for every window) and noise-reuse ES (new
+    noise for every episode).
     """
 
     period: int = 50
-    """Steps of an episode that share one perturbation (M in the paper)."""
+    """Number of inner steps that share one perturbation (M in the paper)."""
 
     def __post_init__(self):
         PairEstimator.__post_init__(self)
@@ -58,7 +65,8 @@ class GeneralizedPES(PairEstimator):
 
     @override
     def update_pair(self, system, data, theta, state, noise, key):
-        # Whatever the period, noise changes only between parts of this length.
+        # Noise changes only at multiples of `period`, so it is constant within each
+        # part of this length.
         length = math.gcd(self.period, self.truncation.length)
         num_parts = self.truncation.length // length
 

@@ -1,4 +1,7 @@
-"""Noise-reuse ES (Li et al., 2023, arXiv:2304.12180; ES-Single, Vicol 2023)."""
+"""Noise-reuse evolution strategies (Li et al., 2023, arXiv:2304.12180).
+
+The same estimator is known as ES-Single (Vicol, 2023).
+"""
 
 from dataclasses import dataclass
 
@@ -17,15 +20,20 @@ from tasks.base import Theta
 
 
 class NoiseReuseState(struct.PyTreeNode):
-    """What a pair carries from window to window."""
+    """State of a pair between windows.
 
-    episode: Episode  # its state leads with the two partners
-    noise: Theta  # the perturbation of this episode
+    Attributes:
+        episode: Episode whose state has the two partners as its leading axis.
+        noise: Perturbation of this episode.
+    """
+
+    episode: Episode
+    noise: Theta
 
 
 @dataclass(frozen=True)
 class NoiseReuseES(PairEstimator):
-    """Keeps one perturbation per episode: full ES, one window at a time."""
+    """Full ES evaluated one window at a time, with one perturbation per episode."""
 
     @property
     @override

@@ -1,4 +1,4 @@
-"""Persistent Evolution Strategies (Vicol et al., 2021, arXiv:2112.13835)."""
+"""Persistent evolution strategies (Vicol et al., 2021, arXiv:2112.13835)."""
 
 from dataclasses import dataclass
 
@@ -17,15 +17,28 @@ from tasks.base import Theta
 
 
 class PESState(struct.PyTreeNode):
-    """What a pair carries from window to window."""
+    """State of a pair between windows.
 
-    episode: Episode  # its state leads with the two partners
-    accumulator: Theta  # sum of the pair's perturbations since its episode began
+    Attributes:
+        episode: Episode whose state has the two partners as its leading axis.
+        accumulator: Sum of the perturbations since the start of the episode.
+    """
+
+    episode: Episode
+    accumulator: Theta
 
 
 @dataclass(frozen=True)
 class PES(PairEstimator):
-    """Weights losses by all noise of their episode: unbiased at any window length."""
+    """Persistent evolution strategies gradient estimator.
+
+    Every window draws new noise ``eps_i``, and its losses are weighted by the
+    accumulator ``xi_i = eps_1 + ... + eps_i`` of the episode:
+
+        ``grad = xi_i (loss_pos - loss_neg) / (2 std^2)``.
+
+    The estimate is unbiased for any window length.
+    """
 
     @property
     @override

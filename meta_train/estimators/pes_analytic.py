@@ -1,4 +1,4 @@
-"""PES with the current window's part replaced by its exact gradient."""
+"""PES with the contribution of the current window's noise computed analytically."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -21,16 +21,27 @@ from tasks.base import State, Theta
 
 
 class PESAnalyticState(struct.PyTreeNode):
-    """What a pair carries from window to window."""
+    """State of a pair between windows.
 
-    episode: Episode  # its state leads with the two partners
-    center: State  # where the episode would be without any perturbation
-    accumulator: Theta  # sum of the pair's perturbations since its episode began
+    Attributes:
+        episode: Episode whose state has the two partners as its leading axis.
+        center: State of the unperturbed trajectory of this episode.
+        accumulator: Sum of the perturbations since the start of the episode.
+    """
+
+    episode: Episode
+    center: State
+    accumulator: Theta
 
 
 @dataclass(frozen=True)
 class PESAnalytic(PairEstimator):
-    """PES for the past, backpropagation for the window: far less variance."""
+    """PES for past windows and backpropagation for the current window.
+
+    The gradient with respect to `theta` in the current window is backpropagated along
+    the unperturbed trajectory. PES estimates only the dependence on past windows, which
+    reduces the variance considerably.
+    """
 
     derivatives: ClassVar[Derivatives] = "reverse"
     num_unrolls: ClassVar[int] = 3
@@ -64,8 +75,9 @@ class PESAnalytic(PairEstimator):
         past = jax.tree.map(
             lambda a: jnp.where(state.episode.is_new, 0.0, a), state.accumulator
         )
-        # What this window's noise did to its losses is known, to first order, and
-        # says nothing of the past: subtracting it takes variance away, not signal.
+        # The first-order effect of this window's noise on its losses is known and is
+        # independent of past noise. Subtracting it is a control variate: it reduces
+        # the variance and leaves the expectation unchanged.
         capped, _ = cap_losses(losses)
         rise = jnp.sum(capped[0] - capped[1]) / (2 * length)
         weight = (rise - optax.tree.vdot(noise, analytic)) / self.std**2

@@ -1,4 +1,4 @@
-"""What estimators share: a population along the leading axis, and its average."""
+"""Populations of members along a leading axis and their average."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from tasks.base import Data, State, Theta, UnrolledSystem
 
 
 class Sample(struct.PyTreeNode):
-    """What one member of the population says of the outer gradient.
+    """Gradient sample of one member of the population.
 
     Attributes:
-        grad: Its gradient estimate, always finite.
-        loss: Its mean loss per step over the window; not a number if none was finite.
-        squared_loss: The square of that, of both partners if it is a pair.
-        squared_norm: Of its gradient estimate.
-        diverged: Whether a loss or the estimate was not finite.
-        accumulator: The noise that it answers for; ``()`` if none.
+        grad: Gradient estimate; always finite.
+        loss: Mean loss per step over the window; NaN if no loss was finite.
+        squared_loss: Squared mean loss per step, averaged over partners.
+        squared_norm: Squared norm of `grad`.
+        diverged: Whether a loss or the gradient estimate was not finite.
+        accumulator: Noise by which the losses were weighted; ``()`` if none.
     """
 
     grad: Theta
@@ -36,7 +36,7 @@ class Sample(struct.PyTreeNode):
 
 
 class PopulationEstimator(GradientEstimator):
-    """Members that carry a state each, and start at different times."""
+    """Estimator with an independent state per member and staggered episodes."""
 
     @abstractmethod
     def init_member(
@@ -47,7 +47,7 @@ class PopulationEstimator(GradientEstimator):
         end: Int[Array, ""],
         key: PRNGKeyArray,
     ) -> State:
-        """Returns what is carried before the first episode, which ends at `end`."""
+        """Initialize the state of one member, whose first episode ends at `end`."""
 
     @override
     def init(
@@ -56,11 +56,15 @@ class PopulationEstimator(GradientEstimator):
         num = self.population_size
         init = lambda end, key: self.init_member(system, data, theta, end, key)
         state = jax.vmap(init)(self.truncation.first_ends(num), _member_keys(key, num))
-        return jax.tree.map(jnp.copy, state)  # donation forbids shared buffers
+        return jax.tree.map(jnp.copy, state)  # Donated buffers must not alias.
 
 
 def check_at_least_one(name: str, num: int) -> None:
-    """Raises unless there is anything to average over."""
+    """Validate a count.
+
+    Raises:
+        ValueError: If `num` is less than 1.
+    """
     if num < 1:
         raise ValueError(
             f"`{name}` must be at least 1; got {name}={num}. Try {name}=16."
@@ -77,18 +81,21 @@ def update_population(
     one_by_one: bool = False,
     deterministic: bool = False,
 ) -> tuple[Estimate, State]:
-    """Calls ``update(shared, state_i, *args_i, key_i)`` on all; averages samples.
+    """Call ``update(shared, state_i, *args_i, key_i)`` for all members and average.
 
     Args:
-        update: Of one member; returns its sample and its new state.
-        num: Members.
-        key: They get a key each from it.
-        shared: What all of them get.
-        state: What each of them carries, along the leading axis.
-        *args: What else each of them gets.
-        one_by_one: Whether to take one after the other; otherwise all at once.
-        deterministic: Whether the results must not depend, in any bit, on how many
-            devices share the members.
+        update: Update of one member; returns its sample and its new state.
+        num: Population size.
+        key: Random key from which one key per member is derived.
+        shared: Argument common to all members.
+        state: State of the members, along the leading axis.
+        *args: Further arguments with a leading axis of members.
+        one_by_one: Map over members sequentially instead of vectorizing.
+        deterministic: Make results bitwise independent of the number of devices. This
+            implies a sequential map and all-gathers the samples.
+
+    Returns:
+        The average of the samples and the new states.
     """
     rest = (*args, _member_keys(key, num))
     one = lambda shared, state, rest: update(shared, state, *rest)
@@ -107,13 +114,13 @@ def make_sample(
     mean_length: int | float,
     accumulator: Theta = (),
 ) -> Sample:
-    """Makes a sample that is finite whatever comes in.
+    """Make a sample; replace a non-finite gradient by zero and cap non-finite losses.
 
     Args:
-        grad: The member's gradient estimate.
-        losses: Its losses as they came, of both partners if it is a pair.
-        mean_length: Steps that the loss is averaged over.
-        accumulator: The noise that it carries between windows.
+        grad: Gradient estimate of the member.
+        losses: Losses before capping, with a leading axis of partners for a pair.
+        mean_length: Number of steps by which the sum of the losses is divided.
+        accumulator: Noise by which the losses were weighted; ``()`` if none.
     """
     capped, diverged = cap_losses(losses)
     each = capped.reshape(-1, losses.shape[-1]).sum(axis=1) / mean_length
@@ -130,7 +137,7 @@ def make_sample(
 
 
 def merge(samples: Sample) -> Sample:
-    """Averages what one member says in the parts of a window, along the first axis."""
+    """Average one member's samples over the parts of a window, the leading axis."""
     grad = jax.tree.map(lambda g: g.mean(axis=0), samples.grad)
     return Sample(
         grad=grad,
@@ -143,7 +150,10 @@ def merge(samples: Sample) -> Sample:
 
 
 def average(samples: Sample) -> Estimate:
-    """Averages over the leading axis."""
+    """Average samples over the population, the leading axis.
+
+    Members without a finite loss are excluded from the loss statistics.
+    """
     num = samples.loss.shape[0]
     grad = jax.tree.map(lambda g: g.mean(axis=0), samples.grad)
     has_loss = ~jnp.isnan(samples.loss)
@@ -151,7 +161,8 @@ def average(samples: Sample) -> Estimate:
         jnp.square(x).reshape(num, -1).sum(axis=1)
         for x in jax.tree.leaves(samples.accumulator)
     ]
-    # One reduction for all the scalars: on small problems each costs as much as one.
+    # One fused reduction, because each separate one has a fixed overhead that
+    # dominates on small problems.
     loss, share, squared_loss, second_moment, diverged, accumulator = jnp.stack(
         [
             jnp.where(has_loss, samples.loss, 0.0),
@@ -167,7 +178,7 @@ def average(samples: Sample) -> Estimate:
     loss, squared_loss = loss / share, squared_loss / share
     diagnostics = {
         "loss_std": jnp.sqrt(jnp.maximum(squared_loss - loss**2, 0.0)),
-        # |mean|^2 over the variance of the mean: about 1 when all is noise.
+        # Ratio of |mean|^2 to the variance of the mean: about 1 for pure noise.
         "signal_to_noise": jnp.where(variance > 0, squared_norm / variance, 0.0),
         "num_nonfinite": num * diverged,
         "member_norm": jnp.sqrt(second_moment),
@@ -179,10 +190,13 @@ def average(samples: Sample) -> Estimate:
 def cap_losses(
     losses: Float[Array, "*n length"],
 ) -> tuple[Float[Array, "*n length"], Bool[Array, ""]]:
-    """Replaces losses that are not finite by the largest finite one among them.
+    """Replace non-finite losses by the largest finite loss, or by 0 if there is none.
 
-    A pair of which one partner diverges then still says which way not to go; the
-    caller restarts it. Also returns whether there were any.
+    If one partner of a pair diverges, the difference of the losses thus still points
+    away from it. The caller must restart the episode.
+
+    Returns:
+        The capped losses, and whether any loss was not finite.
     """
     finite = jnp.isfinite(losses)
     largest = jnp.max(jnp.where(finite, losses, -jnp.inf))
@@ -191,6 +205,6 @@ def cap_losses(
 
 
 def _member_keys(key: PRNGKeyArray, num: int) -> Key[Array, " num"]:
-    # Folding in the index, not splitting: member i has its key whatever `num` is.
+    # `fold_in` makes the key of member i independent of `num`.
     members = sharding.constrain(jnp.arange(num))
     return jax.vmap(lambda i: jax.random.fold_in(key, i))(members)

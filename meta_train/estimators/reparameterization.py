@@ -1,4 +1,4 @@
-"""The reparameterization gradient of the smoothed loss (Metz et al., 2019)."""
+"""Reparameterization gradient of the smoothed meta-loss (Metz et al., 2019)."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ from meta_train.estimators.population import make_sample
 
 @dataclass(frozen=True)
 class Reparameterization(EpisodeEstimator):
-    """Backpropagation at a perturbed theta, through episodes or through windows."""
+    """Backpropagation at a perturbed `theta`, through whole episodes or windows."""
 
     std: float = 0.01
     """Standard deviation of the perturbations of theta."""
     whole_episodes: bool = True
-    """Whether episodes are unrolled whole, or a window at a time, which is biased."""
+    """Unroll whole episodes. Otherwise unroll one window at a time, which is biased."""
 
     def __post_init__(self):
         EpisodeEstimator.__post_init__(self)

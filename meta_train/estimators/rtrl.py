@@ -1,4 +1,4 @@
-"""Real-time recurrent learning (Williams & Zipser, 1989): the Jacobian is carried."""
+"""Real-time recurrent learning (Williams & Zipser, 1989)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,15 +20,23 @@ from tasks.base import State
 
 
 class RTRLState(struct.PyTreeNode):
-    """A system's state and how it depends on theta."""
+    """State of a system together with its Jacobian.
+
+    Attributes:
+        state: State of the wrapped system.
+        jacobian: Transposed ``d(state)/d(theta)``, one row per outer parameter.
+        grad: Flat gradient of the sum of the losses of this window.
+    """
 
     state: State
-    jacobian: Float[Array, "..."]  # d(state)/d(theta), a row for each parameter
-    grad: Float[Array, "..."]  # of the losses of this window
+    jacobian: Float[Array, "..."]
+    grad: Float[Array, "..."]
 
 
 @dataclass(frozen=True)
 class _WithJacobian(CarriesDerivative):
+    """System that propagates its full Jacobian."""
+
     @override
     def init_state(self, theta, data, horizon, key):
         start = linearize_start(self.system, theta, data, horizon, key)
@@ -49,7 +57,10 @@ class _WithJacobian(CarriesDerivative):
 
 @dataclass(frozen=True)
 class RTRL(ForwardEstimator):
-    """Exact and online, at the price of a matrix of state by theta per episode."""
+    """Exact online gradient by forward propagation of the full Jacobian.
+
+    Memory per episode is the product of the sizes of the state and of `theta`.
+    """
 
     derivatives: ClassVar[Derivatives] = "forward"
 

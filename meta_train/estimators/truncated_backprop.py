@@ -10,7 +10,7 @@ from meta_train.estimators.population import make_sample
 
 @dataclass(frozen=True)
 class TruncatedBackprop(EpisodeEstimator):
-    """Exact within a window, blind beyond it: biased unless a window is an episode."""
+    """Backpropagation within a window; biased unless a window is a whole episode."""
 
     @property
     @override

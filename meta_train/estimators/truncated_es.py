@@ -1,4 +1,4 @@
-"""Truncated ES: PES without memory, hence biased."""
+"""Truncated evolution strategies: PES without the accumulator."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,9 +12,10 @@ from meta_train.estimators.evolution import PairEstimator, pair_sample
 
 @dataclass(frozen=True)
 class TruncatedES(PairEstimator):
-    """Perturbs each window afresh, from a state that was never perturbed.
+    """Antithetic ES within a window, from the state of an unperturbed trajectory.
 
-    Blind to how theta shaped that state: biased unless a window is an episode.
+    The dependence of that state on `theta` is ignored, so the estimate is biased unless
+    a window is a whole episode.
     """
 
     num_unrolls: ClassVar[int] = 3
@@ -30,7 +31,7 @@ class TruncatedES(PairEstimator):
 
     @override
     def update_pair(self, system, data, theta, state, noise, key):
-        # Three at once: the pair, and the one that goes on from here.
+        # The third, unperturbed trajectory gives the state of the next window.
         three = lambda t, n: jnp.stack([t + n, t - n, t])
         thetas = jax.tree.map(three, theta, noise)
         advance = lambda theta: self.truncation.advance(system, data, theta, state, key)

@@ -20,16 +20,27 @@ _TINY = 1e-7
 
 
 class UOROState(struct.PyTreeNode):
-    """A system's state and a random rank-one stand-in for its Jacobian."""
+    """State of a system together with a random rank-one estimate of its Jacobian.
+
+    The expectation of the outer product of the two factors is ``d(state)/d(theta)``.
+
+    Attributes:
+        state: State of the wrapped system.
+        state_factor: Factor with one entry per floating-point entry of `state`.
+        theta_factor: Factor with one entry per outer parameter.
+        grad: Flat gradient estimate of the sum of the losses of this window.
+    """
 
     state: State
-    state_factor: Float[Array, "..."]  # the mean of its outer product with
-    theta_factor: Float[Array, "..."]  # this one is d(state)/d(theta)
-    grad: Float[Array, "..."]  # of the losses of this window
+    state_factor: Float[Array, "..."]
+    theta_factor: Float[Array, "..."]
+    grad: Float[Array, "..."]
 
 
 @dataclass(frozen=True)
 class _WithFactors(CarriesDerivative):
+    """System that propagates a rank-one estimate of its Jacobian."""
+
     @override
     def init_state(self, theta, data, horizon, key):
         key_state, key_signs = jax.random.split(key)
@@ -54,8 +65,9 @@ class _WithFactors(CarriesDerivative):
         pushed, past = step.push(jnp.zeros_like(step.theta), state.state_factor)
         direct, _ = pull((jnp.zeros_like(pushed), jnp.ones_like(past)))
         pulled, _ = pull((signs, jnp.zeros_like(past)))
-        # Any scales would do; these keep both factors of the same length, which is
-        # what keeps the variance down. The second must be even in the signs.
+        # Any scales leave the estimate unbiased, provided that the second one is an
+        # even function of the signs. These give both factors equal norms, which keeps
+        # the variance low.
         first = _balance(state.theta_factor, pushed)
         second = _balance(pulled, signs)
         following = UOROState(
@@ -72,13 +84,17 @@ def _signs(key: Array, like: Float[Array, " n"]) -> Float[Array, " n"]:
 
 
 def _balance(a: Float[Array, " n"], b: Float[Array, " m"]) -> Float[Array, ""]:
+    """Compute the scale ``c`` for which ``a / c`` and ``c * b`` have equal norms."""
     norm = lambda x: jnp.sqrt(jnp.sum(x**2)) + _TINY
     return jnp.sqrt(norm(a) / norm(b))
 
 
 @dataclass(frozen=True)
 class UORO(ForwardEstimator):
-    """Real-time recurrent learning with a random rank-one Jacobian: cheap, noisy."""
+    """Real-time recurrent learning with a random rank-one estimate of the Jacobian.
+
+    Cheaper than `RTRL`, but with a higher variance.
+    """
 
     @override
     def augment(self, system):

@@ -1,4 +1,4 @@
-"""WHETHER it helps: tuned baselines, held-out tasks, intervals, pictures."""
+"""Evaluation of optimizers on held-out tasks against tuned baselines."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,8 @@ __all__ = ["evaluate"]
 
 
 def __getattr__(name: str) -> Any:
-    # `lopt evaluate --help` imports this too, and should not wait for jax.
+    # Import lazily: `lopt evaluate --help` imports this package and must not wait
+    # for JAX.
     if name != "evaluate":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from evaluation.compare import evaluate

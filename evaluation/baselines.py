@@ -1,4 +1,4 @@
-"""Baselines: hand-designed optimizers, with what is tuned in the place of theta."""
+"""Hand-designed baselines whose tunable hyperparameters take the place of `theta`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,11 +20,13 @@ SCHEDULES = ("constant", "cosine")
 
 
 class Setting(NamedTuple):
-    """What is tuned of a baseline.
+    """Hyperparameters that are tuned: peak learning rate and schedule.
+
+    Both fields are scalars, or arrays with one entry for each setting.
 
     Attributes:
-        learning_rate: The largest one.
-        cosine: 1 if it falls to nothing along half a cosine, 0 if it is constant.
+        learning_rate: Peak learning rate.
+        cosine: 1 for cosine decay to zero over the run, 0 for a constant rate.
     """
 
     learning_rate: Float[Array | np.ndarray, "..."]
@@ -32,12 +34,12 @@ class Setting(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """A hand-designed optimizer.
+    """Entry of the baseline registry.
 
     Attributes:
-        make: Takes a learning rate, or a schedule, and returns it.
-        lowest: Logarithm to base ten of the first learning rate that is tried.
-        is_pointwise: Whether it treats every parameter alone, whatever its tensor.
+        make: Constructs the optax transformation from a learning rate or schedule.
+        lowest: Base-10 logarithm of the smallest learning rate in the initial grid.
+        is_pointwise: Whether the update is elementwise, independent of tensor shapes.
     """
 
     make: Callable[[Any], optax.GradientTransformation]
@@ -59,17 +61,20 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Baseline(LearnedOptimizer):
-    """An optimizer of optax by name, so tuning it is mapping over theta."""
+    """Optax optimizer, by name, with `theta` a `Setting`.
+
+    Different settings can thus be run together with ``jax.vmap`` over `theta`.
+    """
 
     name: str = "adam"
-    """Which."""
+    """Key in `KINDS`."""
 
     def __post_init__(self):
         find("baseline", self.name, KINDS)
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether a vector of all parameters is the same to it as their tensors."""
+        """Whether flattening the parameters to one vector leaves updates unchanged."""
         return KINDS[self.name].is_pointwise
 
     @override
@@ -86,13 +91,14 @@ class Baseline(LearnedOptimizer):
 
 @dataclass(frozen=True)
 class Rescheduled(LearnedOptimizer):
-    """A learned optimizer with a learning rate, tuned as the baselines are.
+    """Learned optimizer whose learning rate and schedule are tuned.
 
-    Its theta is ``(theta, setting)``: the weights and what is tuned.
+    Its outer parameters are ``(theta, setting)``. Updates of `optimizer` at `theta` are
+    multiplied by ``schedule(step) / optimizer.learning_rate``.
     """
 
     optimizer: LearnedOptimizer
-    """Has a field `learning_rate`, which the setting replaces."""
+    """Optimizer with a field `learning_rate`, which the setting replaces."""
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> tuple[Theta, Setting]:
@@ -120,7 +126,7 @@ class Rescheduled(LearnedOptimizer):
 
 @dataclass(frozen=True)
 class Fixed(LearnedOptimizer):
-    """An optax optimizer as it is: theta is empty."""
+    """Optax optimizer without outer parameters: `theta` is ``()``."""
 
     transformation: optax.GradientTransformation
 
@@ -136,13 +142,13 @@ class Fixed(LearnedOptimizer):
 
 
 class Candidate(NamedTuple):
-    """An optimizer whose learning rate and schedule are tuned.
+    """Optimizer whose learning rate and schedule are tuned.
 
     Attributes:
-        name: How it is reported.
-        optimizer: Its theta ends in a `Setting`.
-        theta: Weights that are the same for all settings; ``()`` for a baseline.
-        lowest: Logarithm to base ten of the first learning rate that is tried.
+        name: Name in the report.
+        optimizer: A `Baseline`, or a `Rescheduled` learned optimizer.
+        theta: Outer parameters shared by all settings; ``()`` for a baseline.
+        lowest: Base-10 logarithm of the smallest learning rate in the initial grid.
     """
 
     name: str
@@ -151,7 +157,7 @@ class Candidate(NamedTuple):
     lowest: float
 
     def with_settings(self, settings: Setting) -> Any:
-        """Theta for each of several settings, along the leading axis."""
+        """Stack `theta` for several settings, along a leading axis."""
         if isinstance(self.optimizer, Baseline):
             return settings
         num = len(settings.learning_rate)
@@ -163,12 +169,18 @@ class Candidate(NamedTuple):
 
 
 def candidate(name: str) -> Candidate:
-    """The baseline `name`, to be tuned."""
+    """Make a candidate from the baseline `name`."""
     return Candidate(name, Baseline(name), (), KINDS[name].lowest)
 
 
 def tunable(name: str, optimizer: LearnedOptimizer, theta: Theta) -> Candidate:
-    """A learned optimizer with a learning rate, to be tuned over a grid around it."""
+    """Make a candidate from a learned optimizer with a learning rate.
+
+    The initial grid is centered, on a logarithmic scale, on `optimizer.learning_rate`.
+
+    Raises:
+        UserError: If `optimizer` has no float field `learning_rate`.
+    """
     rate = getattr(optimizer, "learning_rate", None)
     if not isinstance(rate, float):
         raise UserError(
@@ -181,6 +193,12 @@ def tunable(name: str, optimizer: LearnedOptimizer, theta: Theta) -> Candidate:
 
 
 def _schedule(setting: Setting, num_steps: NumSteps) -> Callable[[Any], Any]:
+    """Make the learning rate schedule of a setting.
+
+    The rate is ``learning_rate * (1 - cosine * (1 - cos(pi * t)) / 2)`` with ``t = step
+    / num_steps``, clamped to at most 1. Both kinds of schedule share this formula, so
+    that they run in one vectorized program.
+    """
     total = jnp.asarray(num_steps, jnp.float32)
 
     def schedule(step):
@@ -192,7 +210,7 @@ def _schedule(setting: Setting, num_steps: NumSteps) -> Callable[[Any], Any]:
 
 
 def setting(learning_rate: float, schedule: str = "constant") -> Setting:
-    """Returns one setting."""
+    """Make a `Setting` from a learning rate and a name in `SCHEDULES`."""
     cosine = SCHEDULES.index(schedule)
     return Setting(
         jnp.asarray(learning_rate, jnp.float32), jnp.asarray(cosine, jnp.float32)
@@ -200,14 +218,22 @@ def setting(learning_rate: float, schedule: str = "constant") -> Setting:
 
 
 def first_rates(candidate: Candidate) -> Float[np.ndarray, " rates"]:
-    """Learning rates that tuning begins with."""
+    """Initial grid of learning rates."""
     return _rates(candidate.lowest)
 
 
 def further_rates(
     rates: Float[np.ndarray, " rates"], *, above: bool
 ) -> Float[np.ndarray, " more"]:
-    """Returns as many again, next to `rates` on one side."""
+    """Extend a grid by `NUM_RATES` learning rates.
+
+    Args:
+        rates: Current grid, ascending, with `RATES_PER_DECADE` rates in a decade.
+        above: Whether to extend beyond the largest rate, or below the smallest.
+
+    Returns:
+        The new rates only.
+    """
     lowest = np.log10(rates[0])
     span = (len(rates) if above else -NUM_RATES) / RATES_PER_DECADE
     return _rates(lowest + span)

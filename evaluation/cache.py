@@ -1,4 +1,4 @@
-"""Results that are kept between evaluations, by a hash of all that they depend on."""
+"""On-disk cache of evaluation results, keyed by a hash of all their inputs."""
 
 import contextlib
 import dataclasses
@@ -20,23 +20,38 @@ from evaluation import runs
 from evaluation.runs import Curves, Runs
 from tasks.base import Family
 
-_FORMAT = 3  # to be raised when the same description gives other numbers
+# Increment whenever the results for an unchanged key change.
+_FORMAT = 3
 _OURS = ("lopt", "tasks", "meta_train", "evaluation")
 _VERSIONS = ("lopt", "jax", "jaxlib", "flax", "optax")
 Arrays = TypeVar("Arrays", bound=tuple)
 
 
 class Cache:
-    """A folder of arrays; without one nothing is kept."""
+    """Directory of `.npz` files, one for each cached named tuple of arrays."""
 
     def __init__(self, folder: Path | None = None):
-        """Keeps what it is given in `folder`."""
+        """Initialize the cache.
+
+        Args:
+            folder: Directory of the cache, created on first write. With `None`,
+                nothing is read or written.
+        """
         self._folder = folder
 
     def train(
         self, task: Family, num_steps: int, groups: Sequence[Runs]
     ) -> list[Curves]:
-        """Does what `runs.train` does, for those groups that are not there yet."""
+        """Load the curves of each group, and train the groups that are not cached.
+
+        Args:
+            task: Task to train.
+            num_steps: Steps of each run.
+            groups: Runs of each optimizer.
+
+        Returns:
+            Curves of each group, as from `runs.train`.
+        """
         names = [name_of(task, num_steps, group) for group in groups]
         found = [self.get(name, Curves) for name in names]
         missing = [i for i, curves in enumerate(found) if curves is None]
@@ -48,7 +63,15 @@ class Cache:
         return [curves for curves in found if curves is not None]
 
     def get(self, name: str | None, kind: type[Arrays]) -> Arrays | None:
-        """Returns the named tuple that is kept under `name`; nothing if damaged."""
+        """Load a cached named tuple.
+
+        Args:
+            name: Cache key from `name_of`.
+            kind: Type of the named tuple; its fields name the arrays of the file.
+
+        Returns:
+            The named tuple, or `None` if it is missing or unreadable.
+        """
         if self._folder is None or name is None:
             return None
         fields = kind._fields  # pyright: ignore[reportAttributeAccessIssue]
@@ -60,10 +83,14 @@ class Cache:
             return None
 
     def put(self, name: str | None, arrays: Any) -> None:
-        """Keeps a named tuple of arrays, whole or not at all."""
+        """Write a named tuple of arrays atomically.
+
+        Nothing is written without a folder or if `name` is `None`.
+        """
         if self._folder is None or name is None:
             return
-        with contextlib.suppress(OSError):  # it is computed again next time
+        # A failed write is harmless: the result is computed again next time.
+        with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
                 np.savez_compressed(file, **arrays._asdict())
@@ -71,12 +98,21 @@ class Cache:
 
 
 def name_of(*parts: Any) -> str | None:
-    """Returns a name for what is computed from `parts`; none if they defy hashing."""
+    """Compute a cache key, or `None` if the parts are not hashable.
+
+    The key also covers the cache format, the versions of the main packages and the kind
+    of the first device.
+
+    Args:
+        *parts: Inputs of the computation: dataclasses of this project, arrays, PRNG
+            keys, containers, scalars and strings. A string that is the path of a file
+            is hashed with the size and modification time of the file.
+    """
     versions = {package: metadata.version(package) for package in _VERSIONS}
     device = jax.devices()[0]
     try:
         described = [_FORMAT, versions, device.device_kind, _describe(parts)]
-    except TypeError:  # somebody's own functions
+    except TypeError:  # User-defined functions and classes have no stable description.
         return None
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -103,7 +139,7 @@ def _describe(value: Any) -> Any:
         return {str(k): _describe(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
         return [_describe(item) for item in value]
-    if isinstance(value, str) and os.path.isfile(value):  # a dataset of the user's
+    if isinstance(value, str) and os.path.isfile(value):  # A user's dataset file.
         about = os.stat(value)
         return [value, about.st_size, about.st_mtime_ns]
     if value is None or isinstance(value, bool | int | float | str):

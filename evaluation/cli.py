@@ -1,4 +1,4 @@
-"""`lopt evaluate` and `lopt report`: parse, run, show."""
+"""Command-line entry points of `lopt evaluate` and `lopt report`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,42 +18,43 @@ class _Evaluate:
     """Run directories of `lopt meta-train`, files written by `lopt export`, or names of
     shipped optimizers (`lopt show` lists them)."""
     suite: str = "quick"
-    """Which tasks besides those it was trained on; quick needs no download."""
+    """Suite of held-out tasks; quick needs no download."""
     out: Path | None = None
-    """Directory for report, figures and numbers; by default beside the first source, or
-    runs/NAME/evaluation for a shipped optimizer."""
+    """Output directory for the report, figures and results. Default: evaluation/ in the
+    first run directory or next to the first file; runs/NAME/evaluation for a shipped
+    optimizer."""
     num_seeds: int = 20
-    """Runs of each task, none of which meta-training has seen."""
+    """Evaluation seeds for each optimizer and task, unseen in meta-training."""
     num_tuning_seeds: int = 3
-    """Other runs, on which every setting of a baseline is tried."""
+    """Separate seeds for tuning the baselines."""
     max_steps: int | None = None
-    """End longer runs after so many steps, for a first look; whole runs by default."""
+    """Maximum number of inner steps of a run; unlimited by default."""
     seed: int = 0
-    """Fixes the runs."""
+    """Random seed of all runs."""
     baselines: tuple[str, ...] = ()
-    """Which to compare with besides Adam; all of them by default."""
+    """Baselines to compare with, in addition to Adam; all by default."""
     tune: tuple[str, ...] = ()
-    """Optimizers with a learning rate, to tune over the grid of the baselines."""
+    """Names of sources whose learning rate and schedule are tuned like a baseline's."""
     ablate: tuple[Literal["untrained"], ...] = ()
-    """Also run each learned optimizer with its untrained theta."""
+    """Ablations: untrained also runs each learned optimizer at its initial theta."""
     training_tasks: bool = False
-    """Also run the tasks that optimizers were trained on."""
+    """Also evaluate on the meta-training tasks."""
     skip_missing: bool = False
-    """Leave out tasks whose data has not been prepared."""
+    """Skip tasks whose dataset has not been prepared."""
     cache: bool = True
-    """Use what earlier evaluations have computed, and keep what this one does."""
+    """Reuse cached results of earlier evaluations and cache new ones."""
 
 
 @dataclass(frozen=True)
 class _Report:
     results: Annotated[Path, tyro.conf.Positional]
-    """A results.json of `lopt evaluate`, or the directory it is in."""
+    """A results.json written by `lopt evaluate`, or its directory."""
     out: Path | None = None
-    """Directory for report and figures; where the results are by default."""
+    """Output directory for the report and figures; the results' own by default."""
 
 
 def evaluate(arguments: Sequence[str]) -> int:
-    """Runs `lopt evaluate RUN_DIR_OR_FILE ... [--suite quick] [--out DIR]`."""
+    """Run `lopt evaluate RUN_DIR_OR_FILE ... [--suite quick] [--out DIR]`."""
     options = tyro.cli(
         _Evaluate,
         args=arguments,
@@ -79,7 +80,8 @@ def evaluate(arguments: Sequence[str]) -> int:
             "none. Try lopt evaluate runs/demo."
         )
     sources = [s if s.is_dir() else resolve(str(s)) for s in options.sources]
-    for source in sources:  # before anything is written
+    # Validate all sources before anything is written.
+    for source in sources:
         read_config(source) if source.is_dir() else lopt.read_card(source)
     first = sources[0]
     if first in list_pretrained().values():
@@ -119,7 +121,7 @@ def evaluate(arguments: Sequence[str]) -> int:
 
 
 def report(arguments: Sequence[str]) -> int:
-    """Runs `lopt report RESULTS [--out DIR]`."""
+    """Run `lopt report RESULTS [--out DIR]`."""
     options = tyro.cli(
         _Report,
         args=arguments,
@@ -140,13 +142,16 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def _files(sources: Sequence[Path], out: Path) -> dict[str, Path]:
-    """Returns an exported file for each source, by a name of its own."""
+    """Map a unique name to an optimizer file for each source.
+
+    The latest checkpoint of a run directory is exported below `out`.
+    """
     from meta_train.run import OPTIMIZER_FILE, export_run
 
     files = {}
     for source in sources:
         name = source.resolve().name if source.is_dir() else source.stem
-        while name in files:  # runs of one name in two directories
+        while name in files:  # Runs in different directories may share a name.
             name += "'"
         folder = out / name if len(sources) > 1 else out
         if source.is_dir():
@@ -168,7 +173,7 @@ def _show(results: "Results", out: Path, progress: "ProgressReport") -> None:
 
 
 def _warnings(results: "Results") -> list[str]:
-    """Says what a reader must know to trust the numbers."""
+    """Collect caveats: extended or too narrow grids, and skipped tasks."""
     lines = []
     wider = {
         f"{name} on {case['name']}"

@@ -1,4 +1,4 @@
-"""One call from optimizers to results: `evaluate({"mine": my_tx}, "quick")`."""
+"""Python API of the evaluation: `evaluate({"mine": my_tx}, "quick")`."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -41,25 +41,38 @@ def evaluate(
     cache: Cache | None = None,
     on_progress: Callable[[int, int, str], None] = lambda done, total, text: None,
 ) -> dict[str, Any]:
-    """Compares optimizers with tuned baselines, and returns what a report is made of.
+    """Compare optimizers with tuned baselines on a suite of tasks.
 
     Args:
-        contenders: By name, optax transformations, functions from a number of steps to
-            one, pairs of a learned optimizer and its theta, or files that hold both.
-        suite: A name in `SUITES`, or cases of one's own.
-        num_seeds: Runs of each optimizer on each task, new to whoever was trained.
-        num_tuning_seeds: Other runs, on which each setting of a baseline is tried.
-        max_steps: Where longer runs end, for everybody; none if not given.
-        seed: Fixes them all.
-        baselines: Which, of `KINDS`; Adam is always among them.
-        tune: Contenders with a learning rate, which is then tuned over the grid and
-            schedules of the baselines.
-        ablate: "untrained" adds each learned optimizer with its initial theta.
-        training_tasks: Whether the tasks that contenders were trained on are added;
-            they do not count in the summaries.
-        skip_missing: Whether tasks whose data is not there are left out.
-        cache: Where results are kept between calls; a folder of the user's by default.
-        on_progress: Is told how many stages are done, of how many, and which came last.
+        contenders: Optimizers to evaluate, by name. Each is an optax transformation, a
+            function from the number of steps to one, a pair of a learned optimizer and
+            its `theta`, or the path of a file that contains such a pair.
+        suite: A name in `SUITES`, or a sequence of cases.
+        num_seeds: Evaluation seeds for each optimizer and task, unseen in
+            meta-training.
+        num_tuning_seeds: Separate seeds for tuning the baselines.
+        max_steps: Maximum number of steps of a run, for all optimizers; unlimited by
+            default.
+        seed: Seed from which the keys of all runs are derived.
+        baselines: Names in `KINDS`. Adam, the reference, is always included.
+        tune: Names of contenders with a learning rate, which is tuned over the same
+            kind of grid and the same schedules as for the baselines.
+        ablate: Names in `ABLATIONS`. "untrained" adds each learned optimizer at its
+            initial `theta`.
+        training_tasks: Whether to add the tasks that contenders were trained on. They
+            are excluded from the summaries over tasks.
+        skip_missing: Whether to skip tasks whose dataset has not been prepared.
+        cache: Cache of results; the user's cache directory by default.
+        on_progress: Callback ``(done, total, text)`` after each stage, with the number
+            of completed stages, their total number and a description of the last one.
+            It may be called from a worker thread.
+
+    Returns:
+        JSON-serializable results, as documented in `scores.score`. Non-finite numbers
+        are `None`.
+
+    Raises:
+        UserError: If an argument is invalid, a name is unknown, or data is missing.
     """
     if min(num_seeds, num_tuning_seeds) < 1:
         raise UserError(
@@ -103,7 +116,7 @@ def evaluate(
 def _untrained(
     contenders: Mapping[str, Contender], cards: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Contender]:
-    """Learned optimizers with the theta that their meta-training began with."""
+    """Pair each learned optimizer with the initial `theta` of its meta-training."""
     added: dict[str, Contender] = {}
     for name, contender in contenders.items():
         optimizer = None
@@ -112,7 +125,7 @@ def _untrained(
         elif isinstance(contender, tuple):
             optimizer = contender[0]
         if not isinstance(optimizer, LearnedOptimizer):
-            continue  # an optax transformation has no theta
+            continue  # An optax transformation has no theta.
         seed = cards[name].get("seed", 0)
         added[f"{name}-untrained"] = (optimizer, initial_theta(optimizer, seed))
     return added
@@ -124,7 +137,12 @@ ABLATIONS = {"untrained": _untrained}
 def _with_data(
     cases: Sequence[Case], *, skip_missing: bool
 ) -> tuple[tuple[Case, ...], list[str]]:
-    """Returns the cases whose data is there, and the names of those left out."""
+    """Split cases into those with prepared data and the names of the others.
+
+    Raises:
+        UserError: If data is missing and either `skip_missing` is false or no case
+            would remain.
+    """
     missing = missing_data(cases)
     kept = tuple(case for case in cases if case.name not in missing)
     if missing and not (skip_missing and kept):

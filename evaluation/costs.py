@@ -1,4 +1,4 @@
-"""What a step costs: milliseconds, and bytes of state for each parameter."""
+"""Cost of a step: latency, and bytes of optimizer state per parameter."""
 
 import statistics
 import time
@@ -14,16 +14,17 @@ from lopt.base import LearnedOptimizer, Theta
 from meta_train.inner_training import InnerTraining, InnerTrainingState, Splits
 from tasks.base import Family
 
-_STEPS_AT_ONCE = 10  # in one program, so that calling it does not count
-_SECONDS = 0.15
+# Steps in one compiled loop, which amortizes the dispatch overhead.
+_STEPS_AT_ONCE = 10
+_SECONDS = 0.15  # Minimum duration of a measurement.
 
 
 class Cost(NamedTuple):
-    """Of one step.
+    """Cost of one step.
 
     Attributes:
-        ms: Milliseconds.
-        bytes_per_parameter: Of the optimizer's state.
+        ms: Latency in milliseconds.
+        bytes_per_parameter: Size of the optimizer state over the number of parameters.
     """
 
     ms: float
@@ -31,11 +32,20 @@ class Cost(NamedTuple):
 
 
 Timer: TypeAlias = Callable[[], Cost]
-"""Takes the time of what has been compiled; nothing else should run meanwhile."""
+"""Measures a compiled program. Nothing else should run at the same time."""
 
 
 def prepare_update(shapes: Any, optimizer: LearnedOptimizer, theta: Theta) -> Timer:
-    """Compiles the update of `optimizer` on parameters of some shapes."""
+    """Compile the update of `optimizer`, without the gradient.
+
+    Args:
+        shapes: Pytree of `jax.ShapeDtypeStruct`, like the parameters.
+        optimizer: Optimizer to measure.
+        theta: Its outer parameters.
+
+    Returns:
+        Function that measures the compiled update.
+    """
     params = _filled(shapes, 0.1)
     transformation = lambda theta: optimizer.as_optax(theta, 1_000)
     begin = lambda theta, params: transformation(theta).init(params)
@@ -45,7 +55,7 @@ def prepare_update(shapes: Any, optimizer: LearnedOptimizer, theta: Theta) -> Ti
     def update(theta, params, state):
         def step(_, carry):
             params, state = carry
-            # Something that changes, so that no step can be left out.
+            # Gradients depend on the parameters, so that XLA cannot elide a step.
             grads = jax.tree.map(lambda p: 1e-3 * p, params)
             updates, state = transformation(theta).update(
                 grads, state, params, value=jnp.float32(1.0)
@@ -61,7 +71,15 @@ def prepare_update(shapes: Any, optimizer: LearnedOptimizer, theta: Theta) -> Ti
 
 
 def prepare_gradient(task: Family, shapes: Any) -> Timer:
-    """Compiles drawing a batch and taking its gradient."""
+    """Compile sampling a batch and computing its gradient.
+
+    Args:
+        task: Task to measure. Its training data is loaded.
+        shapes: Pytree of `jax.ShapeDtypeStruct`, like the parameters.
+
+    Returns:
+        Function that measures the compiled gradient.
+    """
     system = InnerTraining(task, Fixed(optax.identity()))
     data, key = Splits(task.load("train"), ()), jax.random.key(0)
     state = InnerTrainingState(
@@ -87,7 +105,7 @@ def _filled(shapes: Any, value: float) -> Any:
 
 
 def _time(compiled: Any, *arguments: Any) -> float:
-    """Returns the median milliseconds of a step."""
+    """Measure the median latency of a step in milliseconds."""
     jax.block_until_ready(compiled(*arguments))
     times, end = [], time.monotonic() + _SECONDS
     while len(times) < 3 or time.monotonic() < end:

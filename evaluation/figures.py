@@ -1,4 +1,4 @@
-"""The figures of an evaluation, each as PNG and SVG, from its results alone."""
+"""Figures of an evaluation, drawn from its results as PNG and SVG."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 Results = Mapping[str, Any]
-# Told apart without colour too: contenders are solid and thick, baselines are not.
+# Methods are distinguishable without color: contenders have thick solid lines with
+# markers, baselines thin lines with these styles.
 _STYLES = (
     *("--", ":", "-.", (0, (5, 1)), (0, (1, 1)), (0, (3, 1, 1, 1)), (0, (8, 3))),
     (0, (6, 2, 1, 2, 1, 2)),
@@ -20,7 +21,13 @@ _MARKERS = "osD^vP*X"
 
 
 class Drawn(NamedTuple):
-    """A figure, what it shows, and where it is."""
+    """A figure that has been written to disk.
+
+    Attributes:
+        title: Heading in the report.
+        text: Caption.
+        path: Path of the SVG file; the PNG file is next to it.
+    """
 
     title: str
     text: str
@@ -28,7 +35,7 @@ class Drawn(NamedTuple):
 
 
 def draw(results: Results, directory: Path) -> list[Drawn]:
-    """Draws all figures into `directory`, as `NAME.png` and `NAME.svg`."""
+    """Draw all figures into `directory`, as `NAME.png` and `NAME.svg`."""
     directory.mkdir(parents=True, exist_ok=True)
     seeds = results["how"]["num_seeds"]
     figures = {
@@ -73,14 +80,15 @@ def draw(results: Results, directory: Path) -> list[Drawn]:
         path = directory / f"{name}.svg"
         with rc_context({"svg.fonttype": "none"}):
             figure.savefig(path)
-        figure.set_layout_engine("none")  # it is laid out, and that takes longest
+        # The layout is done, and repeating it would take most of the time.
+        figure.set_layout_engine("none")
         figure.savefig(path.with_suffix(".png"), dpi=110)
         drawn.append(Drawn(title, text, path))
     return drawn
 
 
 def _look(results: Results, name: str) -> dict[str, Any]:
-    """Returns how a method is drawn, everywhere the same."""
+    """Line properties of a method, the same in all figures."""
     names = list(results["methods"])
     baselines = [n for n in names if results["methods"][n]["is_baseline"]]
     contenders = [n for n in names if n not in baselines]
@@ -103,7 +111,7 @@ def _grid(num: int) -> tuple[Figure, list[Axes]]:
 
 
 def _shown(results: Results, case: Mapping[str, Any]) -> list[str]:
-    """Returns the contenders, Adam, and the baseline that is best on a task."""
+    """Methods to show for a task: contenders, Adam and the best baseline."""
     from evaluation.report import best_baseline
 
     best = best_baseline(case, results)
@@ -262,7 +270,8 @@ def _finish(axis: Axes, *, legend: bool = True) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     for one, limits in ((axis.xaxis, axis.get_xlim()), (axis.yaxis, axis.get_ylim())):
         if one.get_scale() == "log":
-            # Few ticks, plainly written: matplotlib's own take half of the drawing.
+            # Few ticks with plain labels: matplotlib's default ticks and labels on
+            # log axes take half of the drawing time.
             far = limits[1] > 50 * limits[0]
             one.set_major_locator(LogLocator(subs=(1.0,) if far else (1.0, 2.0, 5.0)))
             one.set_major_formatter(StrMethodFormatter("{x:g}"))

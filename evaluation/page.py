@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing besides itself."""
+"""Evaluation report as a self-contained HTML page."""
 
 import base64
 import html
@@ -10,7 +10,8 @@ from evaluation.report import best_baseline, number
 
 Results = Mapping[str, Any]
 
-# Figures are drawn on white: in the dark they are turned, colours kept.
+# Figures have a white background. Dark mode inverts them, and the rotation by 180
+# degrees restores the hues.
 _STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8882; }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem;
@@ -37,7 +38,15 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem;
 
 
 def render(results: Results, drawn: Sequence[Drawn]) -> str:
-    """Returns the page."""
+    """Render the report.
+
+    Args:
+        results: Results of `evaluation.evaluate`.
+        drawn: Figures to embed, from `figures.draw`.
+
+    Returns:
+        HTML document with inline styles and figures.
+    """
     names = ", ".join(results["contenders"]) or "baselines"
     title = html.escape(f"{names} on the suite {results['how']['suite']}")
     headlines = "".join(
@@ -118,7 +127,8 @@ def _interval(found: Mapping[str, Any] | None, digits: str = ".3g") -> tuple[str
         return "diverged", ""
     if found["low"] is None or found["high"] is None:
         return format(found["value"], digits), ""
-    fewer = digits.replace("3", "2")  # nobody reads more of the ends
+    # With the format `.3g`, the ends get one significant digit less than the value.
+    fewer = digits.replace("3", "2")
     ends = f"{found['low']:{fewer}} to {found['high']:{fewer}}"
     return format(found["value"], digits), ends
 

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: tables, figures, a page, and its numbers."""
+"""Output of an evaluation: JSON results, CSV table, figures and HTML page."""
 
 import csv
 import json
@@ -22,7 +22,10 @@ _METRICS = (
 
 
 def plain(value: Any) -> Any:
-    """Returns `value` as JSON has it; what is not finite becomes null."""
+    """Convert `value` to JSON-serializable containers.
+
+    Named tuples become dictionaries, and non-finite floats become `None`.
+    """
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
@@ -33,7 +36,7 @@ def plain(value: Any) -> Any:
 
 
 def write(directory: Path, results: Results) -> None:
-    """Writes numbers, tables, figures and the page into `directory`."""
+    """Write results, table, figures and HTML page into `directory`."""
     from evaluation import figures, page
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -44,7 +47,14 @@ def write(directory: Path, results: Results) -> None:
 
 
 def read(path: Path) -> Results:
-    """Reads the results that `write` left in a file, or in its directory."""
+    """Read results written by `write`.
+
+    Args:
+        path: A `results.json`, or the directory that contains it.
+
+    Raises:
+        UserError: If the file is unreadable or has a different schema version.
+    """
     path = path / RESULTS if path.is_dir() else path
     try:
         results = json.loads(path.read_text())
@@ -64,7 +74,7 @@ def read(path: Path) -> Results:
 
 
 def _write_csv(path: Path, results: Results) -> None:
-    """Writes a line for each optimizer on each task."""
+    """Write a CSV file with one row for each task and optimizer."""
     parts = ("value", "low", "high")
     head = ["task", "num_steps", "reason", "optimizer", "learning_rate", "schedule"]
     head += [f"{m}{'' if p == 'value' else '_' + p}" for m in _METRICS for p in parts]
@@ -82,14 +92,14 @@ def _write_csv(path: Path, results: Results) -> None:
 
 
 def best_baseline(case: Mapping[str, Any], results: Results) -> str:
-    """Returns which baseline ends lowest on a task."""
+    """Find the baseline with the lowest mean final loss on a task."""
     names = [name for name, m in results["methods"].items() if m["is_baseline"]]
     loss = lambda name: case["methods"][name]["final_loss"]["value"]
     return min(names, key=lambda name: math.inf if loss(name) is None else loss(name))
 
 
 def case_table(results: Results) -> Table:
-    """Returns each contender on each task beside tuned Adam and the best baseline."""
+    """Tabulate contenders against tuned Adam and the best baseline, task by task."""
     how, contenders = results["how"], list(results["contenders"])
     table = _table(
         f"Final training loss, {how['num_seeds']} unseen seeds, 95 % intervals",
@@ -122,7 +132,10 @@ def case_table(results: Results) -> Table:
 
 
 def overall_table(results: Results) -> Table:
-    """Returns every optimizer over all tasks that nobody was trained on."""
+    """Tabulate all optimizers, aggregated over tasks.
+
+    Tasks that a contender was trained on are excluded, unless there are no others.
+    """
     judged = results["how"]["judged_on"]
     table = _table(
         f"Over {len(judged)} tasks",
@@ -169,7 +182,7 @@ def _table(title: str, caption: str) -> Table:
 
 
 def number(value: float | None) -> str:
-    """Writes a number in three digits."""
+    """Format a number with three significant digits, and `None` as ``-``."""
     return "-" if value is None else f"{value:.3g}"
 
 
@@ -191,7 +204,7 @@ def _ratio(
     if low is None or high is None:
         return text
     text += f"\n{low:.2f}-{high:.2f}"
-    # The winner is told by the whole interval, not by the value.
+    # Only an interval that excludes 1 is a significant difference.
     if lower_is_better is None or low <= 1 <= high:
         return text
     won = (high < 1) == lower_is_better

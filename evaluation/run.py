@@ -1,4 +1,4 @@
-"""Runs optimizers and tuned baselines on a suite, from the same seeds."""
+"""Run optimizers and tuned baselines on the cases of a suite, with shared seeds."""
 
 import functools
 import threading
@@ -33,7 +33,10 @@ from tasks.size import size
 
 REFERENCE = "adam"
 LONGER = 3
-"""The reference is trained for so many times as long, to see when it catches up."""
+"""Factor by which runs of the reference are extended, to measure speed-ups.
+
+A speed-up is thus at most this factor.
+"""
 
 Bound: TypeAlias = tuple[LearnedOptimizer, Theta]
 Contender: TypeAlias = (
@@ -46,14 +49,14 @@ Contender: TypeAlias = (
 
 
 class Plan(NamedTuple):
-    """How an evaluation is run.
+    """Settings of an evaluation.
 
     Attributes:
-        num_seeds: Runs of each optimizer on each task.
-        num_tuning_seeds: Others, on which baselines are tuned.
-        seed: Fixes them all.
-        baselines: Which; the reference is always among them.
-        tuned: Contenders that are tuned as the baselines are.
+        num_seeds: Evaluation seeds for each optimizer and task.
+        num_tuning_seeds: Separate seeds for tuning.
+        seed: Seed from which the keys of all runs are derived.
+        baselines: Names in `KINDS`; the reference is always included.
+        tuned: Names of contenders that are tuned like the baselines.
     """
 
     num_seeds: int = 20
@@ -63,27 +66,29 @@ class Plan(NamedTuple):
     tuned: tuple[str, ...] = ()
 
     def keys(self) -> Key[Array, " seeds"]:
-        """Returns the keys of runs that meta-training has never seen."""
+        """Keys of the evaluation runs, unused in meta-training."""
         return self._keys(2**32 - 3, self.num_seeds)
 
     def tuning_keys(self) -> Key[Array, " seeds"]:
-        """Returns those of other runs."""
+        """Keys of the tuning runs, distinct from `keys`."""
         return self._keys(2**32 - 4, self.num_tuning_seeds)
 
     def _keys(self, number: int, num: int) -> Key[Array, " seeds"]:
-        # Meta-training never folds these numbers in.
+        # Meta-training does not fold in these numbers, so its keys differ even with
+        # the same seed.
         key = jax.random.fold_in(jax.random.key(self.seed), number)
         return jax.random.split(key, num)
 
 
 class Method(NamedTuple):
-    """An optimizer on one case.
+    """Results of an optimizer on one case.
 
     Attributes:
-        curves: Its runs, tuned for each metric.
-        settings: Learning rate and schedule that were best for each metric; empty if
-            it is no baseline.
-        cost: Of its update; none if that was not measured.
+        curves: Evaluation runs at the setting tuned for each metric. An untuned
+            optimizer has the same runs for all metrics.
+        settings: Best learning rate and schedule for each metric; empty if the
+            optimizer is not tuned.
+        cost: Cost of an update; `None` if it was not measured.
     """
 
     curves: dict[Metric, Curves]
@@ -92,14 +97,15 @@ class Method(NamedTuple):
 
 
 class CaseRuns(NamedTuple):
-    """All that was run on one case.
+    """Results of all optimizers on one case.
 
     Attributes:
-        case: Which.
-        methods: Contenders and baselines.
-        tuned: How the baselines were tuned.
-        longer: Losses of the reference at each learning rate, for longer.
-        gradient: What the gradient costs.
+        case: The case.
+        methods: Results of the contenders and baselines, by name.
+        tuned: Tuning results of the baselines and tuned contenders, reference first.
+        longer: Training losses of the reference at constant learning rates near the
+            best one, for `LONGER` times the number of steps.
+        gradient: Cost of sampling a batch and computing its gradient.
     """
 
     case: Case
@@ -110,7 +116,7 @@ class CaseRuns(NamedTuple):
 
 
 def num_stages(num_cases: int, num_contenders: int) -> int:
-    """Returns how often `run` reports."""
+    """Number of calls that `run` makes to `report`."""
     return num_cases * (num_contenders + 3) + 1
 
 
@@ -121,14 +127,23 @@ def run(
     cache: Cache,
     report: Callable[[str], None] = lambda text: None,
 ) -> list[CaseRuns]:
-    """Trains every case with every contender and every baseline.
+    """Train every case with every contender and every baseline.
 
     Args:
-        contenders: Optimizers by name; those in `plan.tuned` are tuned.
-        cases: What they are run on.
-        plan: With which seeds and against which baselines.
-        cache: Where results are kept.
-        report: Is told what has been done, in a few words.
+        contenders: Optimizers by name. Those in `plan.tuned` are tuned, the others are
+            run as given.
+        cases: Tasks and their horizons.
+        plan: Seeds, baselines and names of tuned contenders.
+        cache: Cache of results.
+        report: Callback with a short description of each completed stage. It may be
+            called from a worker thread.
+
+    Returns:
+        Results of each case, in the order of `cases`.
+
+    Raises:
+        UserError: If a contender has the name of a baseline, is not an optimizer, or is
+            to be tuned without having a learning rate; or if a name is unknown.
     """
     for name in plan.baselines:
         find("baseline", name, KINDS)
@@ -138,7 +153,7 @@ def run(
             f"{', '.join(taken)}. Try my-{taken[0]}."
         )
     bound = {name: bind(contender) for name, contender in contenders.items()}
-    for name in plan.tuned:  # before anything is trained
+    for name in plan.tuned:  # Validate before anything is trained.
         tunable(name, *find("optimizer", name, bound)(1))
     stop = threading.Event()
 
@@ -151,10 +166,10 @@ def run(
         now = {name: at(case.num_steps) for name, at in bound.items()}
         return _run_case(now, case, plan, cache, done)
 
-    # Two at a time: much of the work is compiling, which keeps one core busy.
+    # Run two cases at a time: much of the work is compilation, which uses one core.
     pool = ThreadPoolExecutor(2)
     try:
-        # The longest first, so that no core is left alone with one in the end.
+        # Start the longest cases first, so that both threads finish at a similar time.
         longest = sorted(range(len(cases)), key=lambda i: -_work(cases[i]))
         begun = {i: pool.submit(one, cases[i]) for i in longest}
         for done in wait(begun.values(), return_when=FIRST_EXCEPTION).done:
@@ -162,7 +177,8 @@ def run(
         found = [begun[i].result() for i in range(len(cases))]
         return _with_costs(found, bound, cache, pool, report)
     except BaseException:
-        stop.set()  # what is being computed is kept, and nothing else is begun
+        # Threads finish and cache their current stage, but do not start another.
+        stop.set()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -173,7 +189,17 @@ def _work(case: Case) -> float:
 
 
 def bind(contender: Contender) -> Callable[[int], Bound]:
-    """Returns what a contender is, given the number of steps of a run."""
+    """Normalize a contender to a function of the number of steps of a run.
+
+    Args:
+        contender: Optimizer in any of the accepted forms. Files are loaded here.
+
+    Returns:
+        Function from the number of steps to a learned optimizer and its `theta`.
+
+    Raises:
+        UserError: If `contender` has none of the accepted types.
+    """
     if isinstance(contender, str | Path):
         loaded = lopt.load_theta(contender)
         return lambda num_steps: loaded
@@ -232,13 +258,13 @@ def _run_case(
 
 
 def _same(optimizer: LearnedOptimizer, theta: Theta, keys: Key[Array, " n"]) -> Runs:
-    """Returns a run for each key, all with the same theta."""
+    """Make one run for each key, all with the same `theta`."""
     repeat = lambda x: np.broadcast_to(x, (len(keys), *np.shape(x)))
     return Runs(optimizer, jax.tree.map(repeat, theta), keys)
 
 
 def _judged(tuned: Tuned, keys: Key[Array, " n"]) -> Runs:
-    """Runs at the best settings, one metric after the other."""
+    """Make runs at the best setting for each metric: all keys of one metric first."""
     best = [setting(*tuned.best(metric)) for metric in METRICS]
     every = [np.repeat(np.stack(x), len(keys)) for x in zip(*best, strict=True)]
     thetas = tuned.candidate.with_settings(Setting(*every))
@@ -246,7 +272,7 @@ def _judged(tuned: Tuned, keys: Key[Array, " n"]) -> Runs:
 
 
 def _longer(rates: np.ndarray, keys: Key[Array, " n"]) -> Runs:
-    """Returns runs of the reference at each learning rate, constant, from each key."""
+    """Make runs of the reference for each constant learning rate and key."""
     every = np.repeat(rates, len(keys)).astype(np.float32)
     settings = Setting(every, np.zeros_like(every))
     return Runs(Baseline(REFERENCE), settings, _repeated(keys, len(rates)))
@@ -263,12 +289,16 @@ def _with_costs(
     pool: ThreadPoolExecutor,
     report: Callable[[str], None],
 ) -> list[CaseRuns]:
-    """Adds what each step takes: of all on the first case, of the compared on all."""
+    """Add the costs of gradients and updates.
+
+    Contenders and the reference are measured on all cases, the other baselines on the
+    first case only.
+    """
     requests: dict[Any, Callable[[], Timer]] = {}
     wanted: list[dict[str, Any]] = []
 
     def want(prepare: Callable[[], Timer], *parts: Any) -> Any:
-        # What cannot be named is prepared each time.
+        # A program without a cache key gets a unique placeholder and is not cached.
         name = name_of(*parts) or object()
         requests.setdefault(name, prepare)
         return name
@@ -276,7 +306,7 @@ def _with_costs(
     for case, methods, *_ in found:
         shapes = size(case.task).params
         sizes = [str(x) for x in jax.tree_util.tree_leaves_with_path(shapes)]
-        # The gradient has no name.
+        # The empty name stands for the gradient.
         gradient = functools.partial(prepare_gradient, case.task, shapes)
         names = {"": want(gradient, "gradient", case.task)}
         for name, method in methods.items():
@@ -287,7 +317,8 @@ def _with_costs(
                 theta = setting(*method.settings["final"])
             else:
                 continue
-            # Neither the task nor theta decide how long an update takes.
+            # The key omits the task and theta: the latency of an update depends on
+            # neither.
             update = functools.partial(prepare_update, shapes, optimizer, theta)
             names[name] = want(update, "update", sizes, optimizer)
         wanted.append(names)
@@ -313,7 +344,7 @@ def _measure(
     missing = [name for name, cost in kept.items() if cost is None]
     timers = list(pool.map(lambda name: requests[name](), missing))
     costs = {n: Cost(*map(float, cost)) for n, cost in kept.items() if cost is not None}
-    # One after the other: nothing else may run while time is taken.
+    # Measure sequentially: concurrent work would distort the timings.
     for name, timer in zip(missing, timers, strict=True):
         costs[name] = timer()
         cache.put(named(name), costs[name])

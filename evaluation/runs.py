@@ -1,4 +1,4 @@
-"""Many inner runs at once: the one program that tuning and evaluation are made of."""
+"""Batched inner training: one compiled program shared by tuning and evaluation."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,11 +21,13 @@ from meta_train.inner_training import InnerTraining, InnerTrainingState, Splits
 from tasks.base import Data, Family, Loss, Params
 from tasks.size import size
 
-_LONGEST_STRETCH = 20  # steps between two looks at the test set
+_LONGEST_STRETCH = 20  # Maximum number of steps between two test evaluations.
 _NUM_TEST_BATCHES = 4
-# The same for tuning and for comparing, so that both use one compiled program.
+# Maximum number of runs of one optimizer in a batch. Tuning and evaluation share it, so
+# that both use one compiled program.
 _MOST_AT_ONCE = 10
-# FLOP of a step, over all runs of one optimizer at once. More does not help a CPU.
+# Maximum FLOPs of a step, summed over the batched runs of one optimizer. Larger batches
+# do not increase the throughput of a CPU.
 _CPU_FLOPS_AT_ONCE, _FLOPS_AT_ONCE = 1e8, 1e11
 
 
@@ -33,7 +35,13 @@ Unravel: TypeAlias = Callable[[Float[Array, " size"]], Params]
 
 
 class Runs(NamedTuple):
-    """Runs of one optimizer, each with a theta and a key of its own."""
+    """A group of runs of one optimizer.
+
+    Attributes:
+        optimizer: The optimizer.
+        thetas: Outer parameters of each run; leaves have a leading axis of runs.
+        keys: PRNG key of each run.
+    """
 
     optimizer: LearnedOptimizer
     thetas: Theta
@@ -41,12 +49,13 @@ class Runs(NamedTuple):
 
 
 class Curves(NamedTuple):
-    """What came of them.
+    """Loss curves of a group of runs.
 
     Attributes:
-        train_loss: Of the batch of every step, where the step begins.
-        test_loss: On the test set, a few times along the run and at its end.
-        test_error: The share of mistakes there; not a number without classes.
+        train_loss: Loss on the batch of each step, before its update.
+        test_loss: Loss on batches of the test set, every `stretch_length` steps and
+            thus at the end.
+        test_error: Error rate on the same batches; NaN for tasks without classes.
     """
 
     train_loss: Float[np.ndarray, "runs steps"]
@@ -55,18 +64,28 @@ class Curves(NamedTuple):
 
 
 def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
-    """Trains `task` in all runs of all groups, with one compiled program.
+    """Train all runs of all groups with one compiled program.
 
-    The program takes a stretch of steps, so that it fits runs of any length.
+    The program is compiled for `stretch_length` steps and called repeatedly, so that
+    runs of different lengths can share it.
+
+    Args:
+        task: Task to train.
+        num_steps: Steps of each run.
+        groups: Runs of each optimizer. Groups may differ in their number of runs.
+
+    Returns:
+        Curves of each group.
     """
     data = Splits(task.load("train"), task.load("test"))
     most = max(len(group.keys) for group in groups)
-    # Within a program a CPU does little in parallel: two take half the time.
+    # XLA parallelizes little within one program on a CPU: two threads halve the time.
     num_threads = 2 if jax.default_backend() == "cpu" else 1
     at_once = min(runs_at_once(task), most)
 
     def one_round(start: int) -> Curves:
-        # What is left over is filled up with runs again: there is but one shape.
+        # Pad by repeating the last run of a group, so that all batches have the same
+        # shape and compile once.
         rows = np.arange(start, start + at_once)
         return _train_together(
             task,
@@ -87,7 +106,11 @@ def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
 def _train_together(
     task: Family, num_steps: int, data: Splits, groups: Sequence[Runs]
 ) -> Curves:
-    """Trains as many runs of each group; curves are of (group, run, step)."""
+    """Train groups with equal numbers of runs.
+
+    Returns:
+        Curves with leading axes ``(group, run)``.
+    """
     optimizers = tuple(group.optimizer for group in groups)
     thetas = tuple(group.thetas for group in groups)
     begun = [_begin(task, data, g.keys, np.int32(num_steps)) for g in groups]
@@ -103,7 +126,7 @@ def _train_together(
 
 
 def choose(keys: Key[Array, " n"], rows: np.ndarray) -> Key[Array, " m"]:
-    """Returns some of the keys, by their numbers; nothing is compiled for it."""
+    """Index an array of keys on the host, which compiles nothing."""
     data = np.asarray(jax.random.key_data(keys))[rows]
     return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(keys))
 
@@ -114,12 +137,15 @@ def _rows(runs: Runs, rows: np.ndarray) -> Runs:
 
 
 def stretch_length(num_steps: int) -> int:
-    """Returns after how many steps the test set is looked at: a divisor."""
+    """Number of steps between two test evaluations.
+
+    This is the largest divisor of `num_steps` up to 20; it is 1 for primes above 20.
+    """
     return max(n for n in range(1, _LONGEST_STRETCH + 1) if num_steps % n == 0)
 
 
 def runs_at_once(task: Family) -> int:
-    """Returns how many runs of an optimizer are trained side by side."""
+    """Number of runs of one optimizer to train in a batch, from the FLOPs of a step."""
     room = _CPU_FLOPS_AT_ONCE if jax.default_backend() == "cpu" else _FLOPS_AT_ONCE
     flops = np.nan_to_num(size(task).flops, nan=1.0)
     return int(np.clip(room / max(flops, 1.0), 1, _MOST_AT_ONCE))
@@ -129,7 +155,12 @@ def runs_at_once(task: Family) -> int:
 def _begin(
     task: Family, data: Splits, keys: Key[Array, " runs"], num_steps: Int[Array, ""]
 ) -> tuple[InnerTrainingState, Key[Array, " runs"]]:
-    """Returns the states before there is an optimizer, and a key for the steps."""
+    """Initialize runs without optimizer states.
+
+    Returns:
+        States whose parameters are flattened to vectors, and a key for the steps of
+        each run.
+    """
     split = jax.vmap(jax.random.split)(keys)
     start = jax.vmap(_bare(task).init_state, (None, None, None, 0))
     state = start((), data, num_steps, split[:, 0])
@@ -144,7 +175,7 @@ def _start(
     thetas: tuple[Theta, ...],
     begun: Sequence[tuple[InnerTrainingState, Key[Array, " runs"]]],
 ) -> tuple[tuple[InnerTrainingState, ...], Key[Array, " all"]]:
-    """Returns the states before the first step, and all keys."""
+    """Add optimizer states, and concatenate the keys of all groups."""
     states = tuple(
         jax.vmap(system.with_optimizer)(theta, state)
         for system, theta, (state, _) in zip(
@@ -169,8 +200,22 @@ def _stretch(
     keys: Key[Array, " all"],
     first: Int[Array, ""],
 ) -> tuple[tuple[InnerTrainingState, ...], Curves]:
-    # All gradients are taken together, whatever the optimizer: that is most of what
-    # there is to compile.
+    """Train all runs for `length` steps, then evaluate on the test set.
+
+    Args:
+        task: Task to train.
+        optimizers: Optimizer of each group.
+        length: Number of steps.
+        data: Training set, and the test set as the validation split.
+        thetas: Outer parameters of each group.
+        states: States of each group, donated.
+        keys: Keys of all runs, group by group.
+        first: Index of the first step.
+
+    Returns:
+        New states, and curves with leading axes ``(group, run)``.
+    """
+    # Batch the gradients of all optimizers together: they dominate the compile time.
     systems = _systems(task, optimizers)
     bare, num = _bare(task), keys.shape[0] // len(optimizers)
     unravel = _unravel(task)
@@ -203,16 +248,17 @@ def _stretch(
 
 
 def _bare(task: Family) -> InnerTraining:
-    """Returns what all optimizers have in common."""
+    """System with an empty optimizer, for initialization, batches and gradients."""
     return InnerTraining(task, Fixed(optax.identity()))
 
 
 def _systems(
     task: Family, optimizers: Sequence[LearnedOptimizer]
 ) -> list[InnerTraining]:
-    """Returns systems whose parameters are one vector.
+    """Make systems whose parameters are flattened to one vector.
 
-    Most optimizers are then compiled once, and not again for every tensor.
+    The update of an elementwise baseline is then compiled once instead of once per
+    leaf. Other optimizers are wrapped to unflatten the vector.
     """
     return [
         InnerTraining(
@@ -227,7 +273,7 @@ def _systems(
 
 @dataclass(frozen=True)
 class _OfVector(LearnedOptimizer):
-    """An optimizer that must see the tensors that a vector is made of."""
+    """Adapter from flattened parameters to an optimizer that needs the pytree."""
 
     optimizer: LearnedOptimizer
     unravel: Unravel
@@ -243,7 +289,7 @@ class _OfVector(LearnedOptimizer):
         inner = self.optimizer.as_optax(theta, num_steps)
 
         def update(updates, state, params=None, **extra_args):
-            assert params is not None  # inner training always gives them
+            assert params is not None  # `InnerTraining.apply` always passes them.
             updates, state = inner.update(
                 self.unravel(updates), state, self.unravel(params), **extra_args
             )
@@ -255,13 +301,13 @@ class _OfVector(LearnedOptimizer):
 
 
 def _unravel(task: Family) -> Unravel:
-    """Returns what makes parameters of a vector."""
+    """Make the function from a flat vector to the parameter pytree of a task."""
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), size(task).params)
     return ravel_pytree(zeros)[1]
 
 
 def _together(states: Sequence[InnerTrainingState]) -> InnerTrainingState:
-    """Joins the runs of all optimizers, without what is the optimizers' own."""
+    """Concatenate the states of all groups, without their optimizer states."""
     bare = [state.replace(opt_state=()) for state in states]
     return jax.tree.map(lambda *x: jnp.concatenate(x), *bare)
 
@@ -271,18 +317,22 @@ def _part(tree: Any, i: int, num: int) -> Any:
 
 
 def _read(unravel: Unravel, state: InnerTrainingState) -> InnerTrainingState:
-    """Returns the state with the parameters that it stands for, to be tested."""
+    """Replace the parameters by the unflattened ones to evaluate.
+
+    Schedule-free optimizers (Defazio et al., 2024) compute gradients at an interpolated
+    point, and are evaluated at the average of their iterates.
+    """
     params, opt_state = unravel(state.params), state.opt_state
-    # Schedule-free optimizers take their gradients beside them.
     if isinstance(opt_state, contrib.ScheduleFreeState):
-        if isinstance(opt_state.z, jax.Array):  # of the vector
+        # The state of an elementwise baseline is flattened like its parameters.
+        if isinstance(opt_state.z, jax.Array):
             opt_state = opt_state._replace(z=unravel(opt_state.z))
         params = contrib.schedule_free_eval_params(opt_state, params)
     return state.replace(params=params)
 
 
 def _measure(task: Family, data: Data, state: InnerTrainingState) -> tuple[Loss, Loss]:
-    """Returns loss and share of mistakes on a few batches of the test set."""
+    """Compute mean loss and error rate on a few batches of the test set."""
     problem = task.at(state.constants)
 
     def one(key):
@@ -290,7 +340,7 @@ def _measure(task: Family, data: Data, state: InnerTrainingState) -> tuple[Loss,
         error = jnp.nan if problem.error is None else problem.error(state.params, batch)
         return problem.measure(state.params, batch), jnp.asarray(error, jnp.float32)
 
-    # The same batches for all.
+    # A fixed key: all runs are evaluated on the same batches.
     keys = jax.random.split(jax.random.key(0), _NUM_TEST_BATCHES)
     loss, error = jax.lax.map(one, keys)
     return loss.mean(), error.mean()

@@ -1,4 +1,4 @@
-"""From curves to what a report says: plain values, ready for JSON."""
+"""Compute the scores of a report from the curves of an evaluation."""
 
 import datetime
 import math
@@ -18,8 +18,8 @@ from evaluation.suites import TRAINED
 from evaluation.tuning import METRICS
 
 SCHEMA = 4
-_TARGET = 0.75
-_MOST_POINTS = 100  # of a curve
+_TARGET = 0.75  # Fraction of the reference's run that defines the target loss.
+_MOST_POINTS = 100  # Maximum number of points of a reported curve.
 _TAUS = np.linspace(1.0, statistics.LARGEST_TAU, 61)
 
 
@@ -29,9 +29,30 @@ def score(
     suite: str,
     cards: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Returns everything that is reported of an evaluation."""
+    """Compute all reported scores of an evaluation.
+
+    Args:
+        found: Results of each case, from `evaluation.run.run`.
+        plan: Settings of the evaluation.
+        suite: Name of the suite.
+        cards: Metadata of each contender, by name; empty if it has none.
+
+    Returns:
+        Dictionary with these entries:
+
+        - `schema`: version of this layout.
+        - `headlines`, `summaries`: for each contender, a sentence and its numbers.
+        - `contenders`: `cards`.
+        - `methods`: for each optimizer, its scores aggregated over tasks.
+        - `profile`: performance profile of each optimizer.
+        - `cases`: for each task, the scores, curves and tuning of all optimizers.
+        - `how`: settings, versions and device.
+
+        Aggregates exclude tasks that a contender was trained on, unless there are no
+        others.
+    """
     cases = [_case(runs) for runs in found]
-    # Tasks that somebody was trained on say nothing about others.
+    # Performance on meta-training tasks does not measure generalization.
     others = [i for i, c in enumerate(cases) if c["reason"] != TRAINED]
     judged = others or list(range(len(cases)))
     methods, profile = _overall([found[i] for i in judged], [cases[i] for i in judged])
@@ -120,9 +141,10 @@ def _values(method: Method) -> dict[str, np.ndarray]:
 
 
 def _winners(runs: CaseRuns) -> list[str]:
-    """Returns the method with the lowest final loss, and those it cannot be told from.
+    """Find the method with the lowest final loss, and those not significantly above.
 
-    Seed by seed: how much losses differ between seeds says nothing about methods.
+    Significance is from the bootstrap interval of the ratio over paired seeds. Pairing
+    removes the variance between seeds that all methods share.
     """
     finals = {name: _values(m)["final_loss"] for name, m in runs.methods.items()}
     lowest = min(finals, key=lambda name: finals[name].mean())
@@ -162,17 +184,21 @@ def _diverged(method: Method) -> np.ndarray:
 
 
 def _target(reference: Method) -> float:
-    """Returns the loss that the tuned reference has reached after most of its run."""
+    """Lowest mean smoothed loss of the tuned reference in the first 75% of its run."""
     mean = statistics.smooth(reference.curves["final"].train_loss).mean(axis=0)
     return float(np.minimum.accumulate(mean)[round(_TARGET * (len(mean) - 1))])
 
 
 def _curve(curves: np.ndarray) -> dict[str, Any]:
-    """Returns the mean and the middle 80 % of the smoothed curves, at some steps."""
+    """Compute the mean and the 10% and 90% quantiles of the smoothed curves.
+
+    Curves are subsampled to at most 100 steps.
+    """
     rows = np.unique(np.linspace(0, curves.shape[1] - 1, _MOST_POINTS).astype(int))
     smoothed = statistics.smooth(curves)[:, rows]
     smoothed = np.where(np.isfinite(smoothed), smoothed, np.nan)
-    kept = np.isfinite(smoothed).all(axis=0)  # it ends where the first run diverges
+    # Truncate where the first run diverges.
+    kept = np.isfinite(smoothed).all(axis=0)
     low, high = np.quantile(smoothed[:, kept], [0.1, 0.9], axis=0)
     return {
         "steps": (rows[kept] + 1).tolist(),
@@ -195,13 +221,13 @@ def _test_curve(method: Method) -> dict[str, Any]:
 def _overall(
     found: Sequence[CaseRuns], cases: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns what is said of each method over tasks, and the performance profile."""
+    """Compute the scores of each method over tasks, and the performance profile."""
     names = list(found[0].methods)
     finals = {
         name: [_values(runs.methods[name])["final_loss"] for runs in found]
         for name in names
     }
-    # In units of what the reference reaches, so that tasks can be pooled.
+    # Divide by the mean final loss of the reference, so that tasks can be pooled.
     units = [values.mean() for values in finals[REFERENCE]]
     pooled = {
         name: [v / u for v, u in zip(values, units, strict=True)]
@@ -236,7 +262,13 @@ def _overall(
 def _summary(
     name: str, found: Sequence[CaseRuns], cases: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Counts over tasks: training loss and test metrics against tuned baselines."""
+    """Summarize a contender over tasks.
+
+    The summary counts the tasks on which its final training loss is below that of the
+    tuned reference and of the best tuned baseline, and those on which its test metrics
+    are no worse. It also has the geometric mean of loss ratios (infinite unless all are
+    finite and positive) and the fraction of diverged runs.
+    """
     ratios = [case["methods"][name]["final_loss_ratio"] for case in cases]
     means = [
         {n: _values(m)["final_loss"].mean() for n, m in runs.methods.items()}
@@ -264,9 +296,10 @@ def _summary(
 
 
 def _is_test_no_worse(runs: CaseRuns, name: str) -> bool:
-    """Whether test loss or error is not significantly above the tuned reference's.
+    """Whether test loss or test error is not significantly above the reference's.
 
-    The interval is Student's, of the difference between paired seeds.
+    Significance is from Student's t interval of the difference over paired seeds. With
+    one seed, the sign of the difference decides.
     """
     ours, theirs = _values(runs.methods[name]), _values(runs.methods[REFERENCE])
 
@@ -279,7 +312,7 @@ def _is_test_no_worse(runs: CaseRuns, name: str) -> bool:
 
 
 def _headline(name: str, summary: Mapping[str, Any], kind: str, plan: Plan) -> str:
-    """One sentence on whether the optimizer helps."""
+    """Summarize the results of a contender in one sentence."""
     num, tuned = summary["num_tasks"], "tuned" if name in plan.tuned else "untuned"
     text = (
         f"{name} ({tuned}) on {num} {kind}: final training loss below tuned Adam's on "

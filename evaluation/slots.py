@@ -1,4 +1,4 @@
-"""Episodes of a system side by side, at thetas of their own: what tuners work with."""
+"""Vectorized episodes of a system, each at its own `theta`, for black-box tuners."""
 
 import functools
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from tasks.base import Data, State, Theta, UnrolledSystem
 
 @dataclass(frozen=True)
 class Problem:
-    """A system whose theta is to be found.
+    """Outer optimization problem: minimize the loss of a system over `theta`.
 
-    Theta lies in a box around where meta-training would start.
+    The search space is a box around an initial `theta` of the system.
     """
 
     system: UnrolledSystem
     horizon: int
-    """Steps of an episode."""
+    """Number of steps of an episode."""
     num_windows: int = 10
-    """Of an episode, after each of which a tuner may decide."""
+    """Truncation windows of an episode; a tuner may act after each one."""
     radius: float = 5.0
-    """Half the width of the box, in the units of theta."""
+    """Half the width of the box, in units of `theta`."""
 
     def __post_init__(self):
         if self.horizon % self.num_windows:
@@ -38,15 +38,27 @@ class Problem:
 
     @property
     def window(self) -> int:
-        """Steps that a slot is unrolled at once."""
+        """Number of steps in a truncation window."""
         return self.horizon // self.num_windows
 
 
 class Slots:
-    """Episodes at different ages, unrolled side by side."""
+    """Episodes, possibly at different ages, unrolled together.
+
+    Attributes:
+        problem: The outer problem.
+        num: Number of slots.
+        num_steps: Inner steps so far, summed over slots.
+        center: Initial `theta` and center of the box, flattened.
+        unravel: Function from a flat vector to the pytree `theta`.
+        thetas: Flattened `theta` of each slot, of shape ``(slots, size)``. Tuners
+            modify it.
+        ages: Windows of each slot's episode so far.
+        totals: Sum of the mean losses of these windows.
+    """
 
     def __init__(self, problem: Problem, data: Data, num: int, seed: int):
-        """Begins `num` episodes at the theta that meta-training would start from."""
+        """Initialize `num` episodes at the initial `theta` of the system."""
         self.problem, self.num, self.num_steps = problem, num, 0
         self._data, self._count = data, 0
         self._key = jax.random.fold_in(jax.random.key(seed), 2**32 - 5)
@@ -57,7 +69,11 @@ class Slots:
         self._states = self._fresh()
 
     def advance(self) -> Float[np.ndarray, " slots"]:
-        """Unrolls a window of every slot; returns each one's mean loss in it."""
+        """Unroll every slot by one window.
+
+        Returns:
+            Mean loss of each slot over the window; infinite if it is NaN.
+        """
         keys = jax.random.split(self._next_key(), self.num)
         self._states, losses = _advance(
             *(self.problem.system, self.problem.window, self.unravel),
@@ -70,7 +86,11 @@ class Slots:
         return losses
 
     def restart(self, which: np.ndarray) -> None:
-        """Begins new episodes in some slots, at the theta that they have now."""
+        """Reset some slots to new episodes, at their current `thetas`.
+
+        Args:
+            which: Boolean mask of slots.
+        """
         choose = lambda new, old: jnp.where(
             jnp.reshape(jnp.asarray(which), (-1,) + (1,) * (new.ndim - 1)), new, old
         )
@@ -78,17 +98,21 @@ class Slots:
         self.ages[which], self.totals[which] = 0, 0.0
 
     def copy(self, source: np.ndarray) -> None:
-        """Lets every slot go on from where the slot that `source` names is."""
+        """Copy the states and `thetas` of slots, but not their ages and totals.
+
+        Args:
+            source: For each slot, the index of the slot to copy from.
+        """
         self._states = jax.tree.map(lambda x: x[source], self._states)
         self.thetas = self.thetas[source].copy()
 
     def clip(self, thetas: np.ndarray) -> np.ndarray:
-        """Moves thetas into the box."""
+        """Clamp `thetas` to the box."""
         center, radius = np.asarray(self.center), self.problem.radius
         return np.clip(thetas, center - radius, center + radius)
 
     def theta(self, values: np.ndarray) -> Theta:
-        """Returns a vector in the shape of theta."""
+        """Unflatten a vector to the pytree `theta`."""
         return self.unravel(jnp.asarray(values, self.center.dtype))
 
     def _fresh(self) -> State:

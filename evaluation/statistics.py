@@ -1,4 +1,9 @@
-"""Numbers with intervals, from the loss curves of several seeds on several tasks."""
+"""Statistics of loss curves over seeds and tasks, with 95% confidence intervals.
+
+Aggregates over tasks follow Agarwal et al., "Deep Reinforcement Learning at the Edge of
+the Statistical Precipice" (2021). Performance profiles follow Dolan and Moré,
+"Benchmarking optimization software with performance profiles" (2002).
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,16 +12,19 @@ import numpy as np
 from jaxtyping import Float
 from scipy import signal, stats
 
-_FINAL_SHARE = 0.05
+_FINAL_SHARE = 0.05  # Fraction of a run that the final loss averages over.
 _NUM_RESAMPLES = 2_000
 _NUM_ENVELOPES = 500
-_SMOOTHING = 0.95
-_HUGE = 1e30  # instead of infinity, which times nothing is not a number
+_SMOOTHING = 0.95  # Decay of the exponential moving average.
+_HUGE = 1e30  # Replaces infinity, because 0 * inf is NaN.
 LARGEST_TAU = 4.0
 
 
 class Interval(NamedTuple):
-    """A value and its 95 % confidence interval."""
+    """A value and its 95% confidence interval.
+
+    `low` and `high` are NaN if there are fewer than two seeds or `value` is not finite.
+    """
 
     value: float
     low: float
@@ -24,32 +32,36 @@ class Interval(NamedTuple):
 
 
 def mean_losses(curves: Float[np.ndarray, "... steps"]) -> Float[np.ndarray, "..."]:
-    """Returns each run's mean loss; infinite if the run diverged."""
+    """Compute the mean loss of each run; infinite if the run diverged."""
     return _mean(curves, curves.shape[-1])
 
 
 def final_losses(curves: Float[np.ndarray, "... steps"]) -> Float[np.ndarray, "..."]:
-    """Returns each run's mean loss over its last 5 % of steps; infinite if diverged."""
+    """Compute the mean loss over the last 5% of steps; infinite if a run diverged."""
     last = max(1, round(_FINAL_SHARE * curves.shape[-1]))
     return _mean(curves, last)
 
 
 def is_diverged(curves: Float[np.ndarray, "... steps"]) -> np.ndarray:
-    """Says which runs diverged, even if they recovered."""
+    """Whether each run has a non-finite loss at any step, even if it recovered."""
     return np.logical_not(np.isfinite(curves).all(axis=-1))
 
 
 def _mean(curves: np.ndarray, last: int) -> np.ndarray:
-    # A diverged run counts as the worst; it is never dropped.
+    # A diverged run counts as the worst and is never dropped.
     finite = np.where(np.isfinite(curves), curves, 0.0)
     means = finite[..., -last:].mean(axis=-1, dtype=np.float64)
     return np.where(is_diverged(curves), np.inf, means)
 
 
 def smooth(curves: Float[np.ndarray, "... steps"]) -> Float[np.ndarray, "... steps"]:
-    """Returns the moving average with decay 0.95, infinite once a run diverged."""
+    """Compute the exponential moving average of losses, with decay 0.95.
+
+    The average is initialized to the first loss, and is infinite from the first
+    non-finite loss on.
+    """
     finite = np.where(np.isfinite(curves), curves, 0.0).astype(np.float64)
-    start = _SMOOTHING * finite[..., :1]  # as if it had always been at its first value
+    start = _SMOOTHING * finite[..., :1]  # Filter state of a constant past.
     smoothed, _ = signal.lfilter(
         [1 - _SMOOTHING], [1.0, -_SMOOTHING], finite, axis=-1, zi=start
     )
@@ -58,7 +70,7 @@ def smooth(curves: Float[np.ndarray, "... steps"]) -> Float[np.ndarray, "... ste
 
 
 def mean_interval(values: Float[np.ndarray, " seeds"]) -> Interval:
-    """Returns the mean over seeds with Student's interval."""
+    """Compute the mean over seeds with Student's t interval."""
     mean = float(np.mean(values))
     if len(values) < 2 or not np.isfinite(mean):
         return Interval(mean, float("nan"), float("nan"))
@@ -69,7 +81,7 @@ def mean_interval(values: Float[np.ndarray, " seeds"]) -> Interval:
 def ratio_interval(
     ours: Float[np.ndarray, " seeds"], theirs: Float[np.ndarray, " seeds"]
 ) -> Interval:
-    """Returns the ratio of means with a bootstrap interval over paired seeds."""
+    """Compute the ratio of means with a bootstrap interval over paired seeds."""
     return _bootstrap(
         lambda rows: ours[rows].mean(axis=-1) / theirs[rows].mean(axis=-1),
         [len(ours)],
@@ -77,16 +89,20 @@ def ratio_interval(
 
 
 def interquartile_mean(values: Float[np.ndarray, "... n"]) -> Float[np.ndarray, "..."]:
-    """Returns the mean of the middle half of the values."""
-    ordered = np.sort(values, axis=-1)  # infinite ones go last, where they are cut off
+    """Compute the mean of the middle half of the values, over the last axis."""
+    # Infinite values sort last: up to a quarter of them does not affect the mean.
+    ordered = np.sort(values, axis=-1)
     cut = values.shape[-1] // 4
     return np.asarray(ordered[..., cut : values.shape[-1] - cut].mean(axis=-1))
 
 
 def pooled_interquartile_mean(scores: Sequence[np.ndarray]) -> Interval:
-    """Returns the interquartile mean over all runs of all tasks.
+    """Compute the interquartile mean over all runs of all tasks.
 
-    The interval is by bootstrap, each task's runs resampled among themselves.
+    The interval is by stratified bootstrap: runs are resampled within each task.
+
+    Args:
+        scores: For each task, an array of one score for each run.
     """
     return _bootstrap(
         lambda *rows: interquartile_mean(
@@ -99,9 +115,14 @@ def pooled_interquartile_mean(scores: Sequence[np.ndarray]) -> Interval:
 def probability_of_improvement(
     ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]
 ) -> Interval:
-    """Returns the chance that a run of ours has a lower score than one of theirs.
+    """Estimate the probability that a run of ours scores lower than one of theirs.
 
-    Mean over tasks; a tie counts half.
+    The probability is averaged over tasks, and a tie counts half. The interval is by
+    stratified bootstrap.
+
+    Args:
+        ours: For each task, an array of one score for each run.
+        theirs: The corresponding scores to compare with.
     """
 
     def mean(*rows):
@@ -121,11 +142,11 @@ def _chance_lower(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 class Envelope(NamedTuple):
-    """The lowest loss that a baseline has reached by each step, at any learning rate.
+    """Lowest loss that a baseline has reached by each step, at any learning rate.
 
     Attributes:
-        losses: From the mean over seeds at each learning rate.
-        resampled: The same with seeds resampled, for intervals.
+        losses: Envelope of the mean over seeds.
+        resampled: Envelopes of means over resampled seeds, for intervals.
     """
 
     losses: Float[np.ndarray, " steps"]
@@ -133,9 +154,9 @@ class Envelope(NamedTuple):
 
 
 def envelope(curves: Float[np.ndarray, "rates seeds steps"]) -> Envelope:
-    """Returns the envelope of a baseline, which is an oracle.
+    """Compute the envelope of a baseline from its smoothed curves.
 
-    At every step it has the learning rate that is best there.
+    The envelope is an oracle: it uses the best learning rate for every step.
     """
     rates, seeds, steps = curves.shape
     smoothed = np.nan_to_num(smooth(curves), posinf=_HUGE)
@@ -152,9 +173,15 @@ def envelope(curves: Float[np.ndarray, "rates seeds steps"]) -> Envelope:
 
 
 def speed_up(curves: Float[np.ndarray, "seeds steps"], baseline: Envelope) -> Interval:
-    """Returns how many times as many steps the baseline needs to get as far.
+    """Compute the speed-up over a baseline, in steps.
 
-    The baseline has been trained for longer; the speed-up cannot exceed that.
+    This is the number of steps in which the envelope of the baseline reaches the final
+    smoothed loss, divided by the number of steps of `curves`. It is at most the ratio
+    of the lengths of the baseline's runs and `curves`.
+
+    Args:
+        curves: Losses of the optimizer.
+        baseline: Envelope of the baseline, usually from longer runs.
     """
     num_seeds, num_steps = curves.shape
     finals = np.nan_to_num(smooth(curves)[:, -1], posinf=_HUGE)
@@ -175,7 +202,10 @@ def speed_up(curves: Float[np.ndarray, "seeds steps"], baseline: Envelope) -> In
 
 
 def steps_to(target: float, curves: Float[np.ndarray, "seeds steps"]) -> float:
-    """Returns the step at which the mean curve reaches `target`; infinite if never."""
+    """Find the first step at which the mean smoothed curve is at most `target`.
+
+    Steps count from 1. The result is infinite if `target` is never reached.
+    """
     reached = np.flatnonzero(smooth(curves).mean(axis=0) <= target)
     return float(reached[0] + 1) if len(reached) else float("inf")
 
@@ -183,7 +213,7 @@ def steps_to(target: float, curves: Float[np.ndarray, "seeds steps"]) -> float:
 def performance_ratios(
     times: Float[np.ndarray, "methods tasks"],
 ) -> Float[np.ndarray, "methods tasks"]:
-    """Returns each time over the best of its task; infinite where there is none."""
+    """Divide times by the best time of each task; infinite times stay infinite."""
     best = times.min(axis=0, keepdims=True)
     missed = ~np.isfinite(times)
     return np.where(missed, np.inf, times / np.where(np.isfinite(best), best, 1.0))
@@ -192,15 +222,19 @@ def performance_ratios(
 def performance_profile(
     ratios: Float[np.ndarray, "methods tasks"], taus: Float[np.ndarray, " taus"]
 ) -> Float[np.ndarray, "methods taus"]:
-    """Returns the share of tasks on which a method is within tau of the best."""
+    """Compute the fraction of tasks on which the ratio of a method is at most tau."""
     return (ratios[:, :, None] <= taus).mean(axis=1)
 
 
 def profile_scores(
     ratios: Float[np.ndarray, "methods tasks"],
 ) -> Float[np.ndarray, " methods"]:
-    """Returns the area under each performance profile from 1 to 4, over its width."""
-    # Each task adds what is left of the width once it is reached.
+    """Compute the normalized area under each performance profile, from 1 to 4.
+
+    This is the score of AlgoPerf (Dahl et al., "Benchmarking Neural Network Training
+    Algorithms", 2023).
+    """
+    # The profile steps up at each ratio, so a task contributes the width above it.
     left = np.clip(LARGEST_TAU - ratios, 0.0, None)
     return left.mean(axis=1) / (LARGEST_TAU - 1)
 
@@ -208,7 +242,7 @@ def profile_scores(
 def average_ranks(
     losses: Float[np.ndarray, "methods tasks"],
 ) -> Float[np.ndarray, " methods"]:
-    """Returns each method's mean place over the tasks; ties share theirs."""
+    """Compute the mean rank of each method over tasks; ties get their average rank."""
     return stats.rankdata(losses, axis=0).mean(axis=1)
 
 
@@ -217,7 +251,14 @@ def _bootstrap(
     sizes: Sequence[int],
     num: int = _NUM_RESAMPLES,
 ) -> Interval:
-    """Returns a statistic of rows, with the percentile interval of resampled rows."""
+    """Compute a statistic with its percentile bootstrap interval.
+
+    Args:
+        statistic: Function of one array of row indices for each sample, of shape
+            ``(..., n)``, vectorized over leading axes.
+        sizes: Number of rows of each sample. Samples are resampled independently.
+        num: Number of resamples.
+    """
     every = [np.arange(size) for size in sizes]
     value = float(statistic(*every))
     if min(sizes) < 2 or not np.isfinite(value):

@@ -1,4 +1,4 @@
-"""What an optimizer is evaluated on: named lists of tasks with horizons."""
+"""Evaluation suites: named lists of tasks with horizons."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,7 +14,14 @@ TRAINED = "trained on"
 
 
 class Case(NamedTuple):
-    """A task, how many steps it is trained for, and why it is in the suite."""
+    """One task of a suite.
+
+    Attributes:
+        name: Name in the report.
+        task: The task.
+        num_steps: Horizon of a run.
+        reason: Property that the task tests, or `TRAINED`.
+    """
 
     name: str
     task: Family
@@ -23,7 +30,7 @@ class Case(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Names it in tables and figures."""
+        """Name with the horizon, for the report."""
         return f"{self.name}, {self.num_steps} steps"
 
 
@@ -54,8 +61,8 @@ _HELD_OUT_STEPS = {
 }
 
 SUITES: dict[str, tuple[Case, ...]] = {
-    # Without downloads, in minutes: other architectures and datasets than the presets
-    # without downloads train on.
+    # Runs in minutes without downloads. Each case has an architecture or a dataset that
+    # the presets without downloads do not train on.
     "quick": (
         _case("digits-conv-small", 100, "convolutions"),
         _case("digits-vae", 100, "VAE"),
@@ -63,7 +70,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
         _case("friedman-mlp", 100, "regression"),
         _case("breast-cancer-mlp", 100, "dataset"),
     ),
-    # One property each, to well beyond the range of meta-training.
+    # The next suites vary one property each, far beyond the range of meta-training.
     "width": tuple(_digits(f"width {n}", width=n) for n in (8, 32, 128, 512)),
     "depth": tuple(_digits(f"depth {n}", depth=n) for n in (1, 2, 4, 8, 16)),
     "horizon": tuple(
@@ -85,8 +92,8 @@ SUITES: dict[str, tuple[Case, ...]] = {
         _case("diabetes-mlp", 200, "diabetes"),
         _case("breast-cancer-mlp", 200, "breast cancer"),
     ),
-    # Real images among them: `lopt data prepare NAME` first. Sizes and lengths are
-    # chosen so that two cores finish in two hours.
+    # Includes image datasets, which need `lopt data prepare NAME` first. Sizes and
+    # horizons are chosen so that two cores finish in two hours.
     "heldout": tuple(
         _case(name, num_steps, "held out")
         for name, num_steps in _HELD_OUT_STEPS.items()
@@ -95,7 +102,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
 
 
 class _Trained(NamedTuple):
-    """A task that an optimizer was trained on, and for how many steps."""
+    """A meta-training task with its shortest and longest horizon."""
 
     task: Family
     shortest: int
@@ -103,7 +110,10 @@ class _Trained(NamedTuple):
 
 
 def _trained_on(cards: Sequence[Mapping[str, Any]]) -> list[_Trained]:
-    """Tasks of meta-training, as far as cards describe tasks of the zoo."""
+    """Collect meta-training tasks from optimizer cards.
+
+    Tasks that cannot be reconstructed from the zoo, and searchable tasks, are ignored.
+    """
     found = []
     for card in cards:
         for described in card.get("tasks", ()):
@@ -111,7 +121,7 @@ def _trained_on(cards: Sequence[Mapping[str, Any]]) -> list[_Trained]:
                 task = from_dict(described, KINDS)
                 horizons = [int(x) for x in card["horizons"]]
             except (ValueError, TypeError, KeyError, OverflowError):
-                continue  # written by hand, or a task of the user's own code
+                continue  # A handwritten card, or a task defined in user code.
             if isinstance(task, Family) and not isinstance(task, Searchable):
                 found.append(_Trained(task, min(horizons), max(horizons)))
     return found
@@ -120,7 +130,14 @@ def _trained_on(cards: Sequence[Mapping[str, Any]]) -> list[_Trained]:
 def with_training_cases(
     suite: Sequence[Case], cards: Sequence[Mapping[str, Any]]
 ) -> tuple[Case, ...]:
-    """Puts the tasks that optimizers were trained on before the others of a suite."""
+    """Prepend the meta-training tasks of optimizers to a suite.
+
+    Each task gets the longest horizon of its meta-training. Duplicates are removed.
+
+    Args:
+        suite: Cases to extend.
+        cards: Metadata of the optimizers, as from `lopt.read_card`.
+    """
     trained = list(dict.fromkeys(_trained_on(cards)))
     names = unique_names([each.task for each in trained])
     new: dict[tuple[Family, int], Case] = {}
@@ -133,7 +150,15 @@ def with_training_cases(
 def marked(
     suite: Sequence[Case], cards: Sequence[Mapping[str, Any]]
 ) -> tuple[Case, ...]:
-    """Marks the cases that an optimizer was trained on, at such a horizon."""
+    """Set the reason of cases seen in meta-training to `TRAINED`.
+
+    A case counts as seen if an optimizer was trained on the same task and the horizon
+    lies in the range of its meta-training.
+
+    Args:
+        suite: Cases to mark.
+        cards: Metadata of the optimizers, as from `lopt.read_card`.
+    """
     trained = _trained_on(cards)
 
     def is_seen(case: Case) -> bool:
@@ -146,7 +171,7 @@ def marked(
 
 
 def shortened(cases: Sequence[Case], max_steps: int) -> tuple[Case, ...]:
-    """Ends runs after so many steps; cases that are then the same become one."""
+    """Clamp horizons to `max_steps` and remove cases that become duplicates."""
     kept: dict[tuple[Family, int], Case] = {}
     for case in cases:
         case = case._replace(num_steps=min(case.num_steps, max_steps))
@@ -155,7 +180,11 @@ def shortened(cases: Sequence[Case], max_steps: int) -> tuple[Case, ...]:
 
 
 def missing_data(cases: Sequence[Case]) -> dict[str, str]:
-    """Says of those cases whose data is not there what to do about it."""
+    """Find cases whose dataset has not been prepared.
+
+    Returns:
+        Error message for each such case, by name, with the command to prepare the data.
+    """
     complaints = {}
     for case in cases:
         try:

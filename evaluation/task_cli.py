@@ -1,4 +1,4 @@
-"""`lopt tasks`: what there is to train on, and one task at a closer look."""
+"""Command-line entry point of `lopt tasks`: list tasks or describe one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from lopt.errors import UserError, find
 @dataclass(frozen=True)
 class _Tasks:
     name: Annotated[str | None, tyro.conf.Positional] = None
-    """A task, for its parameters, its cost and its loss under tuned SGD."""
+    """Task to describe: parameters, cost, loss under tuned SGD. Default: list all."""
     num_steps: int = 200
-    """Steps of the loss curve."""
+    """Number of steps of the loss curve."""
     out: Path = Path("runs/tasks")
-    """Directory that the figure goes to."""
+    """Output directory for the figure."""
 
     def __post_init__(self):
         if self.num_steps < 1:
@@ -29,7 +29,7 @@ class _Tasks:
 
 
 def tasks(arguments: Sequence[str]) -> int:
-    """Runs `lopt tasks [NAME]`."""
+    """Run `lopt tasks [NAME]`."""
     options = tyro.cli(
         _Tasks,
         args=arguments,

@@ -1,4 +1,4 @@
-"""`lopt tune`: why not just tune? Black-box tuners beside meta-training."""
+"""Command-line entry point of `lopt tune`: black-box tuners against meta-training."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,25 +13,25 @@ from lopt.errors import UserError, find
 from meta_train import preset_cli
 
 SCHEMA = 1
-_NUM_POINTS = 10  # of a search, at which what it holds for the best is judged
+_NUM_POINTS = 10  # Maximum number of points of a search to evaluate.
 
 
 @dataclass(frozen=True)
 class _Tune:
     tuners: tuple[str, ...] = ()
-    """Which, of random, tpe, gp, halving, hyperband, pbt; all of them by default."""
+    """Tuners: random, tpe, gp, halving, hyperband, pbt; all by default."""
     num_episodes: int = 200
-    """Whole episodes that the inner steps of each search would make."""
+    """Budget of each search: inner steps, in units of whole episodes."""
     num_repeats: int = 3
-    """Searches by each tuner, from other seeds."""
+    """Number of searches by each tuner, with different seeds."""
     num_runs: int = 16
-    """Fresh episodes that what was found is judged on."""
+    """Number of new episodes for evaluating each theta that was found."""
     radius: float = 5.0
-    """Half the width of the box that is searched, around the preset's start."""
+    """Half the width of the search box around the initial theta, in units of theta."""
     seed: int = 0
-    """Fixes them all."""
+    """Random seed of all searches."""
     out: Path | None = None
-    """Directory for figure and numbers; runs/tune/PRESET by default."""
+    """Output directory for the figure and results; runs/tune/PRESET by default."""
 
     def __post_init__(self):
         if min(self.num_episodes, self.num_repeats, self.num_runs) < 1:
@@ -42,7 +42,7 @@ class _Tune:
 
 
 def tune(arguments: Sequence[str]) -> int:
-    """Runs `lopt tune PRESET [--tuners NAME ...] [--num-episodes N]`."""
+    """Run `lopt tune PRESET [--tuners NAME ...] [--num-episodes N]`."""
     name, options = preset_cli.parse(
         "tune",
         arguments,
@@ -101,7 +101,13 @@ def tune(arguments: Sequence[str]) -> int:
 def _judge(
     trainer: Any, problem: Any, data: Any, history: list[Any], options: _Tune
 ) -> dict[str, Any]:
-    """Returns the loss of what was held for the best, on fresh episodes, over time."""
+    """Evaluate the best `theta` so far at several points of a search.
+
+    All points of all searches are evaluated on the same new episodes.
+
+    Returns:
+        Inner steps and meta-losses of the points; a non-finite loss is `None`.
+    """
     import jax
 
     if not history:

@@ -1,7 +1,8 @@
-"""Black-box tuners on the outer problem: theta searched for by its losses alone.
+"""Black-box tuners for the outer problem, as baselines for meta-training.
 
-Every tuner spends its inner steps in a number of slots that are unrolled side by side,
-a window at a time. A slot whose episode is over, or given up, begins another.
+Black-box tuners see only losses, not meta-gradients. They unroll a fixed number of
+episodes (slots) together, one truncation window at a time. A slot whose episode has
+ended or was pruned is reset.
 """
 
 from abc import ABC, abstractmethod
@@ -21,32 +22,48 @@ from tasks.base import Data, Theta
 
 
 class Found(NamedTuple):
-    """What a tuner holds for the best after so many inner steps."""
+    """Intermediate result of a search.
+
+    Attributes:
+        num_steps: Inner steps so far.
+        theta: Best outer parameters so far, according to the tuner.
+    """
 
     num_steps: int
     theta: Theta
 
 
 class Tuner(ABC):
-    """Searches for a theta with low loss."""
+    """Method that searches for a `theta` with low loss."""
 
     @abstractmethod
     def search(
         self, problem: Problem, data: Data, budget: int, seed: int
     ) -> Iterator[Found]:
-        """Yields what is best so far, until `budget` inner steps are spent."""
+        """Search until the budget is spent, and yield the best `theta` so far.
+
+        Args:
+            problem: Outer problem.
+            data: Data of `problem.system`.
+            budget: Maximum number of inner steps, summed over episodes.
+            seed: Random seed of the search.
+        """
 
 
 @dataclass(frozen=True)
 class OptunaTuner(Tuner):
-    """A sampler of Optuna, with or without a pruner that gives episodes up."""
+    """Optuna sampler, optionally with a pruner that stops episodes early.
+
+    Only completed episodes count as results. Until the first one, the result is the
+    center of the box.
+    """
 
     sampler: Literal["random", "tpe", "gp"]
-    """Where the next episode is begun."""
+    """Optuna sampler that proposes the `theta` of each episode."""
     pruner: Literal["none", "halving", "hyperband"] = "none"
-    """Which episodes are given up early."""
+    """Optuna pruner that decides which episodes to stop early."""
     num_slots: int = 8
-    """Episodes that run at the same time."""
+    """Number of concurrent episodes."""
 
     @override
     def search(
@@ -76,7 +93,8 @@ class OptunaTuner(Tuner):
             for i, trial in enumerate(trials):
                 value = slots.totals[i] / slots.ages[i]
                 worst = max(worst, abs(value) if np.isfinite(value) else 0.0)
-                # Samplers want numbers; a diverged episode is worse than all others.
+                # Samplers need finite values: report a diverged episode as worse than
+                # all others.
                 told = float(value if np.isfinite(value) else 10 * worst + 1.0)
                 trial.report(told, int(slots.ages[i]))
                 if slots.ages[i] == problem.num_windows:
@@ -111,7 +129,8 @@ class OptunaTuner(Tuner):
             ),
         }
         return optuna.create_study(
-            # Hyperband shares out trials by it: a random name gives other results.
+            # Hyperband assigns trials to brackets by a hash of the study name, so a
+            # random name would make results irreproducible.
             study_name="lopt",
             sampler=samplers[self.sampler](),
             pruner=pruners[self.pruner](),
@@ -140,20 +159,24 @@ def _gaussian_process(optuna: Any, seed: int) -> Any:
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is experimental
+        warnings.simplefilter("ignore")  # `GPSampler` is experimental and warns.
         return optuna.samplers.GPSampler(seed=seed)
 
 
 @dataclass(frozen=True)
 class PopulationBasedTraining(Tuner):
-    """Members that lag copy one that leads, and move its theta a little."""
+    """Population-based training (Jaderberg et al., 2017).
+
+    After every window, the worst members copy the state and `theta` of random members
+    among the best, and perturb the copied `theta` with Gaussian noise.
+    """
 
     num_slots: int = 8
-    """Members."""
+    """Number of members of the population."""
     share: float = 0.25
-    """Of the members, how many lag, and how many lead."""
+    """Fraction of members that are replaced, and of members that are copied."""
     move: float = 0.1
-    """Standard deviation of a move, in units of the box's radius."""
+    """Standard deviation of the perturbation, in units of the radius of the box."""
 
     @override
     def search(
@@ -182,10 +205,14 @@ class PopulationBasedTraining(Tuner):
 
 @dataclass(frozen=True)
 class MetaTraining(Tuner):
-    """What is not a black box: the outer updates of a trainer, for comparison."""
+    """Meta-training with a gradient estimator, for comparison with black-box tuners.
+
+    `theta` is not restricted to the box of the problem. At least one outer update is
+    made, even if it exceeds the budget.
+    """
 
     trainer: Trainer
-    """Of the one system."""
+    """Trainer of a single system."""
 
     @override
     def search(

@@ -1,4 +1,7 @@
-"""Tuning the baselines: a grid that grows until the best is inside it."""
+"""Grid search over learning rates and schedules.
+
+The grid is extended, at most three times, until the best learning rate is inside it.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
@@ -32,9 +35,9 @@ class Tuned(NamedTuple):
 
     Attributes:
         candidate: The optimizer.
-        rates: All learning rates that were tried, in order.
+        rates: All learning rates that were tried, ascending.
         losses: For each metric, the mean over seeds.
-        num_rounds: 1 if the first grid was wide enough.
+        num_rounds: Number of grids that were run; 1 if the initial grid was sufficient.
     """
 
     candidate: Candidate
@@ -48,22 +51,27 @@ class Tuned(NamedTuple):
         return self.candidate.name
 
     def best(self, metric: Metric) -> tuple[float, str]:
-        """Returns the best learning rate and schedule."""
+        """Best learning rate and schedule for a metric."""
         rate, schedule = self._where(metric)
         return float(self.rates[rate]), SCHEDULES[schedule]
 
     def constant_rates(self, metric: Metric) -> Float[np.ndarray, " some"]:
-        """Returns the constant learning rates near the best.
+        """Learning rates near the best one for the constant schedule.
 
-        A decade below it and two thirds of one above: on the tasks of `quick` no other
-        was lowest at any step.
+        They span a decade below it and two thirds of a decade above. On the tasks of
+        the suite `quick`, no other rate had the lowest loss at any step.
         """
         best = int(np.argmin(self.losses[metric][:, SCHEDULES.index("constant")]))
         below, above = RATES_PER_DECADE, RATES_PER_DECADE - 1
         return self.rates[max(best - below, 0) : best + above + 1]
 
     def edges(self) -> list[bool]:
-        """Says on which sides the grid is too short: above or not, for each metric."""
+        """Find the edges of the grid at which the best rate of any metric lies.
+
+        Returns:
+            `False` for the lower edge and `True` for the upper edge, in this order;
+            empty if the best rates of all metrics are in the interior.
+        """
         last = len(self.rates) - 1
         found = [self._where(metric)[0] for metric in METRICS]
         return sorted({rate == last for rate in found if rate in (0, last)})
@@ -80,7 +88,17 @@ def tune(
     keys: Key[Array, " seeds"],
     cache: Cache,
 ) -> list[Tuned]:
-    """Runs every candidate at every learning rate with every schedule."""
+    """Tune the learning rate and schedule of every candidate on a case.
+
+    Args:
+        case: Task and horizon.
+        candidates: Optimizers to tune.
+        keys: Keys of the tuning runs, used for every setting.
+        cache: Cache of results.
+
+    Returns:
+        Tuning results in the order of `candidates`.
+    """
     named = {candidate.name: candidate for candidate in candidates}
     rates = {name: [first_rates(named[name])] for name in named}
     curves: dict[str, list[Curves]] = {name: [] for name in named}
@@ -104,7 +122,7 @@ def tune(
 
 
 def _grid(candidate: Candidate, rates: np.ndarray, keys: Key[Array, " seeds"]) -> Runs:
-    """Returns a run for each learning rate, schedule and seed, the seed last."""
+    """Make one run for each (learning rate, schedule, seed), in row-major order."""
     shape = (len(rates), len(SCHEDULES), len(keys))
     spread = lambda x, axis: np.broadcast_to(
         np.expand_dims(x, [i for i in range(3) if i != axis]), shape

@@ -86,7 +86,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     first = sources[0]
     if first in list_pretrained().values():
         first = Path("runs") / first.stem
-    beside = first.parent if first.suffix else first
+    beside = first.parent if first.is_file() else first
     out = options.out or beside / "evaluation"
     check_writable(out, flag="--out")
     with ProgressReport("evaluating", 1) as progress:

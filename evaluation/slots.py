@@ -79,7 +79,8 @@ class Slots:
             *(self.problem.system, self.problem.window, self.unravel),
             *(self._data, jnp.asarray(self.thetas), self._states, keys),
         )
-        losses = np.nan_to_num(np.asarray(losses, float), nan=np.inf)
+        losses = np.asarray(losses, float)
+        losses = np.where(np.isnan(losses), np.inf, losses)
         self.num_steps += self.num * self.problem.window
         self.ages += 1
         self.totals += losses

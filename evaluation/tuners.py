@@ -222,8 +222,11 @@ class MetaTraining(Tuner):
         trainer = replace(self.trainer, num_outer_steps=max(1, budget // each))
         state = trainer.init((data,), seed)
         at_once = max(1, trainer.num_outer_steps // 50)
-        for done in range(at_once, trainer.num_outer_steps + 1, at_once):
-            state, _ = trainer.run((data,), state, at_once)
+        done = 0
+        while done < trainer.num_outer_steps:
+            num = min(at_once, trainer.num_outer_steps - done)
+            state, _ = trainer.run((data,), state, num)
+            done += num
             yield Found(int(done * each), jax.tree.map(jnp.copy, state.theta))
 
 

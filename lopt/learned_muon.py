@@ -1,4 +1,4 @@
-"""Orthogonalized momentum with learned, horizon-aware, scale-free step sizes."""
+"""Orthogonalized momentum with learned, horizon-aware, relative step sizes."""
 
 import enum
 import math
@@ -28,33 +28,33 @@ FEATURES = (
     *(local := ("alignment", "agreement", "fast_snr", "slow_snr", "growth")),
     *(f"mean_{name}" for name in local),
 )
-"""Inputs of the schedule; the last five are means over all tensors."""
+"""Inputs of the learned schedule; the last five are means over all tensors."""
 OUTPUTS = ("log_step_size", "gradient_logit", "slow_logit", "blend_logit")
 
 _FAST, _SLOW, _SECOND, _SMOOTHING = 0.9, 0.99, 0.98, 0.9
-_LARGEST = 1e12  # of a gradient, in units of the first
-_SPIKE = 10.0  # times the running RMS, at which a gradient is clipped
+_LARGEST = 1e12  # bound on gradients divided by `Scales.unit`
+_SPIKE = 10.0  # gradients are clipped to this multiple of their running RMS
 _TINY = 1e-30
 
 
 class Kind(enum.IntEnum):
-    """How a tensor is treated."""
+    """Update direction of a tensor."""
 
     VECTOR = 0
     """Rank one: an Adam direction."""
     TABLE = 1
-    """An embedding, or a bias of higher rank: an Adafactor direction."""
+    """Embedding, or bias of rank two or more: an Adafactor direction."""
     MATRIX = 2
-    """Anything else: an orthogonalized direction, blended with Adafactor's."""
+    """Any other tensor: a blend of orthogonalized and Adafactor directions."""
 
 
 class Moments(NamedTuple):
-    """Accumulators of one tensor, of gradients in units of the first one.
+    """Accumulators of one tensor, over gradients divided by `Scales.unit`.
 
     Attributes:
         fast: Momentum with decay 0.9.
         slow: Momentum with decay 0.99.
-        row: Second moments of a vector; row means of those of a matrix.
+        row: Second moments of a vector, or their row means for a matrix.
         col: Column means of the second moments of a matrix; unused for a vector.
     """
 
@@ -65,12 +65,15 @@ class Moments(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Scalars of every tensor, along the first axis.
+    """Scalar state of every tensor, stacked along the first axis.
 
     Attributes:
-        unit: Largest entry of the first nonzero gradient; 0 before.
-        reference: Initial RMS, or a default for tensors that start at zero.
-        alignment: Moving average of the cosine between gradient and momentum.
+        unit: Largest absolute entry of the first nonzero, finite gradient; 0 until
+            then.
+        reference: Reference scale, from the RMS at the first update of the tensor (see
+            `LearnedMuon.reference`); 0 until then.
+        alignment: Moving average of the cosine between the gradient and `fast`, before
+            bias correction.
     """
 
     unit: Float[Array, " tensors"]
@@ -79,7 +82,15 @@ class Scales(NamedTuple):
 
 
 class _Observed(NamedTuple):
-    """What a gradient adds to one tensor, before its step is chosen."""
+    """Normalized gradient, accumulators and statistics of one tensor.
+
+    Attributes:
+        grad: Gradient divided by `Scales.unit` and clipped.
+        moments: Updated accumulators.
+        scales: Updated scalar state.
+        features: The five local features of `FEATURES`.
+        rms: RMS of the parameter.
+    """
 
     grad: Float[Array, "..."]
     moments: Moments
@@ -89,7 +100,13 @@ class _Observed(NamedTuple):
 
 
 class _Control(NamedTuple):
-    """Outputs of the schedule, one row per tensor."""
+    """Outputs of the learned schedule, one row per tensor.
+
+    Attributes:
+        step_size: Absolute step size, the factor on the direction.
+        weights: Weights of the gradient, `fast` and `slow`; they sum to one.
+        blend: Weight of the Adafactor direction, in (0, 1).
+    """
 
     step_size: Float[Array, " tensors"]
     weights: Float[Array, "tensors 3"]
@@ -98,35 +115,38 @@ class _Control(NamedTuple):
 
 @dataclass(frozen=True)
 class LearnedMuon(TensorOptimizer):
-    """Muon-like updates whose step size, momentum and direction are learned.
+    """Muon-like optimizer with learned step size, momentum and direction.
 
-    For a tensor ``p`` with gradient ``g`` the update is::
+    For a tensor ``p`` with gradient ``g``, the update at step ``t`` of ``T`` is::
 
         m = w_0 g + w_1 fast + w_2 slow           # softmax weights, bias-corrected
         d = (1 - b) orthogonalize(m) + b adafactor(m)      # each of unit RMS
         p <- p - base * exp(s) * (1 - t/T) * max(rms(p), reference) * d
 
-    ``s``, ``w`` and ``b`` are linear in `FEATURES`: time, horizon, shape and scale-free
-    statistics of the tensor and of all tensors. Vectors take an Adam direction, tables
-    (embeddings) an Adafactor direction. Untrained, it is Nesterov momentum with a
-    linear decay to zero. Nothing depends on the scale of the loss or of a tensor, so
-    there is no learning rate to tune.
+    ``s`` and the logits of ``w`` and ``b`` are linear in `FEATURES`: time, horizon,
+    shape, and scale-free statistics of the tensor and of all tensors. ``s`` is clipped
+    to [-8, 3]. `theta` has 80 weights. Vectors use an Adam direction, and tables
+    (embeddings) an Adafactor direction. The initial `theta` gives a Nesterov-like
+    mixture of gradient and momenta with linear decay to zero.
+
+    There is no learning rate to tune: updates are invariant to the scale of the loss,
+    and step sizes are relative to the RMS of the tensor or to its reference scale.
 
     Kernels of rank above two are flattened to the most nearly square matrix that keeps
     the order of their axes. Orthogonalization follows Muon (Jordan et al., 2024).
     """
 
     matrix_step: float = 0.03
-    """Initial step size of matrices, relative to their RMS."""
+    """Base step size of matrices, relative to their RMS."""
     table_step: float = 0.03
-    """Initial step size of tables, relative to their RMS."""
+    """Base step size of tables, relative to their RMS."""
     vector_step: float = 0.01
-    """Initial step size of vectors, relative to their RMS or to `vector_floor`."""
+    """Base step size of vectors, relative to their RMS or to `vector_floor`."""
     vector_floor: float = 0.3
-    """Smallest reference scale of vectors."""
+    """Lower bound on the reference scale of vectors."""
     zero_init: float = 0.01
-    """Matrices with an RMS below this fraction of 1/sqrt(fan_in) count as initialized
-    to zero: their reference is 1/sqrt(fan_in)."""
+    """Tensors of rank two or more with an initial RMS below this fraction of
+    1/sqrt(fan_in) use 1/sqrt(fan_in) as their reference scale."""
 
     def __post_init__(self):
         steps = (self.matrix_step, self.table_step, self.vector_step)
@@ -139,7 +159,8 @@ class LearnedMuon(TensorOptimizer):
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
         linear = jnp.zeros((len(FEATURES), len(OUTPUTS)), jnp.float32)
-        # Longer runs take smaller steps; steps grow with the root of a tensor's RMS.
+        # Initially, longer runs use smaller steps, and steps grow with the square root
+        # of the tensor's RMS.
         for name in ("log_horizon", "growth"):
             linear = linear.at[FEATURES.index(name), 0].set(-0.5)
         bias = jnp.asarray([0.0, -2.0, -2.0, -3.0], jnp.float32)
@@ -212,7 +233,11 @@ class LearnedMuon(TensorOptimizer):
         )
 
     def reference(self, shape: Sequence[int], rms: Float[Array, ""]) -> Array:
-        """Reference scale of a tensor that starts with this RMS."""
+        """Compute the reference scale of a tensor from its initial RMS.
+
+        Vectors: the RMS, at least `vector_floor`. Other tensors: the RMS, or
+        1/sqrt(fan_in) if the RMS is below `zero_init` / sqrt(fan_in).
+        """
         if len(shape) == 1:
             return jnp.maximum(rms, self.vector_floor)
         default = 1 / math.sqrt(max(math.prod(shape[:-1]), 1))
@@ -227,13 +252,13 @@ def _kind(tensor: Tensor) -> Kind:
 
 
 def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """The most nearly square matrix that a tensor can be flattened to."""
+    """Shape of the most nearly square matrix that keeps the order of the axes."""
     splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(len(shape))]
     return min(reversed(splits[1:]), key=lambda s: max(s) / max(min(s), 1))
 
 
 def _split(tree: Any, groups: dict[Any, list[int]]) -> list[Any]:
-    """Cuts arrays along the first axis into one part per group."""
+    """Split the leaves of `tree` along the first axis into one part per group."""
     ends = np.cumsum([len(members) for members in groups.values()])[:-1]
     parts = [jnp.split(x, ends) for x in jax.tree.leaves(tree)]
     structure = jax.tree.structure(tree)
@@ -243,12 +268,19 @@ def _split(tree: Any, groups: dict[Any, list[int]]) -> list[Any]:
 def _all_features(
     tensors: Sequence[Tensor], local: Float[Array, "tensors local"], clock: Clock
 ) -> Float[Array, "tensors features"]:
-    """Rows in the order of `FEATURES`."""
+    """Concatenate time, shape, local and mean features in the order of `FEATURES`.
+
+    Args:
+        tensors: Tensors in the order of the rows of `local`.
+        local: Local features of each tensor, from `_observe_group`.
+        clock: Step index and horizon.
+    """
     count = clock.count.astype(jnp.float32)
     time = jnp.stack(
         [
             2 * clock.progress - 1,
-            jnp.log10(1 - clock.progress) + 0.4,
+            # Progress rounds to one for horizons above 2**24 steps.
+            jnp.log10(jnp.maximum(1 - clock.progress, 1e-8)) + 0.4,
             jnp.log10(clock.num_steps) - 2.3,
             jnp.log10(count + 1) - 1.5,
             jnp.exp(-count / 10),
@@ -266,7 +298,7 @@ def _all_features(
 def _observe_group(
     optimizer: LearnedMuon, tensors: Sequence[Tensor], scales: Scales, count: Array
 ) -> _Observed:
-    """Updates the accumulators of tensors of one shape, stacked."""
+    """Apply `_observe` to the stacked tensors of one group (same shape and kind)."""
     grads, params, states = stack([(t.grad, t.param, t.state) for t in tensors])
 
     def observe(grad, param, state, scales):
@@ -284,8 +316,13 @@ def _observe(
     scales: Scales,
     count: Float[Array, ""],
 ) -> _Observed:
-    unit = jnp.where(scales.unit == 0, jnp.max(jnp.abs(grad)), scales.unit)
+    """Update the accumulators and compute the local features of one tensor."""
+    peak = jnp.max(jnp.abs(grad))
+    is_first = (scales.unit == 0) & jnp.isfinite(peak)
+    unit = jnp.where(is_first, peak, scales.unit)
     grad = jnp.clip(grad / jnp.where(unit == 0, 1.0, unit), -_LARGEST, _LARGEST)
+    # Infinite gradients before the first finite one have no scale: skip them.
+    grad = jnp.where((unit == 0) & jnp.isinf(peak), 0.0, grad)
     power = mean_square(grad)
     before = jnp.mean(moments.row) / _filled(_SECOND, jnp.maximum(count - 1, 0))
     limit = jnp.where(before > 0, _SPIKE**2 * before, jnp.inf)
@@ -312,7 +349,8 @@ def _observe(
     ]
     rms = jnp.sqrt(mean_square(param))
     reference = optimizer.reference(param.shape, rms)
-    reference = jnp.where(count == 0, reference, scales.reference)
+    # Set at the first update of this tensor: gradients may be `None` until later.
+    reference = jnp.where(scales.reference == 0, reference, scales.reference)
     features = jnp.stack(
         [
             3 * alignment / _filled(_SMOOTHING, count) - 1,
@@ -329,7 +367,7 @@ def _observe(
 def _step_group(
     kind: Kind, seen: _Observed, control: _Control, count: Array
 ) -> Float[Array, "group ..."]:
-    """Updates of tensors of one shape, stacked."""
+    """Compute the stacked updates of one group of tensors (same shape and kind)."""
     filled = [_filled(decay, count.astype(jnp.float32)) for decay in (_FAST, _SLOW)]
 
     def step(grad, moments, size, weights, blend):
@@ -347,7 +385,19 @@ def _direction(
     blend: Float[Array, ""],
     count: Array,
 ) -> Float[Array, "..."]:
-    """Normalized momentum: Adam's for vectors, else of unit RMS."""
+    """Normalize the mixed momentum of one tensor.
+
+    Args:
+        kind: Selects the Adam, Adafactor or blended direction.
+        mixed: Weighted sum of the gradient and bias-corrected momenta.
+        moments: Accumulators, for the second moments.
+        blend: Weight of the Adafactor direction of a matrix.
+        count: Step index, for bias correction.
+
+    Returns:
+        Vectors: ``mixed / sqrt(second)``. Tables: the Adafactor direction, of unit RMS.
+        Matrices: ``(1 - blend) * orthogonal + blend * adafactor``, each of unit RMS.
+    """
     if kind == Kind.VECTOR:
         second = moments.row / _filled(_SECOND, count.astype(jnp.float32))
         return mixed * jax.lax.rsqrt(second + 1e-9 * jnp.mean(second) + _TINY)
@@ -362,7 +412,7 @@ def _direction(
 
 
 def _filled(decay: float, count: Float[Array, ""]) -> Float[Array, ""]:
-    """Total weight of a zero-initialized moving average after ``count + 1`` values."""
+    """Bias correction of a zero-initialized average of ``count + 1`` values."""
     return 1 - decay ** (count + 1)
 
 

@@ -1,5 +1,6 @@
-"""Guided ES (Maheswaranathan et al., 2019, arXiv:1806.10230) by past estimates."""
+"""Guided evolution strategies (Maheswaranathan et al., 2019, arXiv:1806.10230)."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -25,26 +26,31 @@ from tasks.base import Data, Theta, UnrolledSystem
 
 @dataclass(frozen=True)
 class GuidedES(GradientEstimator):
-    """Searches mostly along its own last estimates: a preconditioned gradient.
+    """Full ES with a search distribution elongated along its last estimates.
 
-    Noise is drawn from ``std^2 (alpha/P I + (1 - alpha)/k U U')``, where the columns
-    of ``U`` span the last k estimates, and whole episodes are unrolled. The mean is
-    ``beta`` times that matrix (without ``std^2``) times the gradient.
+    Whole episodes are unrolled. Noise has the covariance ``std^2 M`` with
+
+        ``M = alpha/P I + (1 - alpha)/k U U'``,
+
+    where ``P`` is the number of outer parameters and the columns of ``U`` are an
+    orthonormal basis of the last ``k`` estimates. The estimate has the expectation
+    ``beta M grad``: a preconditioned gradient, hence biased.
     """
 
     derivatives: ClassVar[Derivatives] = "none"
     num_unrolls: ClassVar[int] = 2
 
     num_pairs: int = 64
-    """Antithetic pairs in the population; twice as many particles."""
+    """Number of antithetic pairs; the population has two particles per pair."""
     std: float = 0.1
-    """Length of a perturbation of theta, as the covariance's trace is std^2."""
+    """RMS norm of a perturbation of theta, once the last estimates span k dimensions.
+    Before that, perturbations are shorter."""
     num_guides: int = 4
-    """Past estimates that span the guiding subspace (k in the paper)."""
+    """Number of past estimates that span the guiding subspace (k in the paper)."""
     alpha: float = 0.5
-    """Share of the variance that is spread over all directions."""
+    """Fraction of the variance that is isotropic, in (0, 1]."""
     beta: float = 2.0
-    """Scale of the estimate."""
+    """Factor by which the estimate is scaled."""
 
     def __post_init__(self):
         check_at_least_one("num_pairs", self.num_pairs)
@@ -75,7 +81,11 @@ class GuidedES(GradientEstimator):
     def init(
         self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
     ) -> Float[Array, "pairs k size"]:
-        """Returns no guides yet; each pair has its own copy, on its own device."""
+        """Initialize the guides to zero.
+
+        Every pair has a copy of the guides, so that the state can be sharded over
+        pairs like that of other estimators.
+        """
         flat, _ = ravel_pytree(theta)
         return jnp.zeros((self.num_pairs, self.num_guides, flat.size), flat.dtype)
 
@@ -90,13 +100,14 @@ class GuidedES(GradientEstimator):
     ) -> tuple[Estimate, Float[Array, "pairs k size"]]:
         key_all, key_along, key_pairs = jax.random.split(key, 3)
         mean_horizon = self.truncation.mean_horizon()
+        std = self.std / math.sqrt(self.beta)  # scales the gradient by `beta`
 
         def update_pair(shared, _, noise, key):
             data, theta = shared
             losses = jax.vmap(
                 lambda theta: self.truncation.whole_episode(system, data, theta, key)
             )(antithetic(theta, noise))
-            return pair_sample(losses, noise, self.std, mean_horizon / self.beta), ()
+            return pair_sample(losses, noise, std, mean_horizon), ()
 
         noise = self._draw_noise(theta, state[0], key_all, key_along)
         estimate, _ = update_population(
@@ -134,9 +145,13 @@ class GuidedES(GradientEstimator):
 
 
 def orthonormal(guides: Float[Array, "k size"]) -> Float[Array, "rank size"]:
-    """Returns an orthonormal basis of what `guides` span; zero rows where they do not.
+    """Compute an orthonormal basis of the span of `guides`.
 
-    There are no guides before the first estimates, and no more than `size`.
+    Args:
+        guides: Past estimates; all zero before the first one.
+
+    Returns:
+        ``min(k, size)`` rows. Rows beyond the numerical rank of `guides` are zero.
     """
     _, sizes, basis = jnp.linalg.svd(guides, full_matrices=False)
     is_real = sizes > 1e-6 * jnp.maximum(sizes.max(), 1e-30)

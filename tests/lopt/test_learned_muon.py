@@ -105,6 +105,37 @@ def test_one_huge_gradient_is_forgotten(params, spike):
     assert quadratic(after) < 0.3 * quadratic(params)
 
 
+def test_infinite_first_gradients_are_forgotten(params):
+    def grads(params, i):
+        found = jax.grad(quadratic)(params)
+        return jax.tree.map(lambda g: jnp.where(i == 0, jnp.inf, g), found)
+
+    after, _ = train(params, grads, num_steps=200)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(after))
+    assert quadratic(after) < 0.3 * quadratic(params)
+
+
+def test_gradients_may_start_later_for_some_tensors(params):
+    params = {name: params[name] for name in ("kernel", "bias")}
+    tx = OPTIMIZER.as_optax(THETA, NUM_STEPS)
+    state = tx.init(params)
+    grads = jax.grad(quadratic)(params)
+    _, state = tx.update({**grads, "bias": None}, state, params)
+    updates, _ = tx.update(grads, state, params)
+    for update in jax.tree.leaves(updates):
+        assert jnp.isfinite(update).all()
+        assert (update != 0).all()
+
+
+def test_the_last_step_of_a_very_long_run_is_finite(params):
+    num_steps = 2**25
+    tx = OPTIMIZER.as_optax(THETA, num_steps)
+    state = tx.init(params)
+    state = state._replace(count=jnp.full_like(state.count, num_steps - 1))
+    updates, _ = tx.update(jax.grad(quadratic)(params), state, params)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(updates))
+
+
 def test_steps_end_at_zero_and_follow_the_bias_of_a_kind(params):
     grads = lambda params, i: jax.grad(quadratic)(params)
     _, updates = train(params, grads)

@@ -294,7 +294,7 @@ def test_guided_es_estimates_the_gradient_through_its_covariance(key):
             return jnp.zeros(self.dim)
 
         def step(self, theta, state, x):
-            return state, theta @ slope
+            return state, 3.0 + theta @ slope
 
     guided = GuidedES(Truncation(1, 1), 20_000, std=0.1, num_guides=2, alpha=0.3)
     state = jnp.broadcast_to(guides, (20_000, 2, dim))
@@ -303,6 +303,7 @@ def test_guided_es_estimates_the_gradient_through_its_covariance(key):
     covariance = 0.3 / dim * np.eye(dim) + 0.7 / 2 * basis @ basis.T
     expected = guided.beta * covariance @ slope
     np.testing.assert_allclose(estimate.grad, expected, atol=0.1)
+    np.testing.assert_allclose(estimate.loss, 3.0, rtol=1e-5)
     np.testing.assert_array_equal(following[7, 0], guides[1])
     np.testing.assert_array_equal(following[7, 1], estimate.grad)
 

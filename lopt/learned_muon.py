@@ -275,15 +275,15 @@ def _all_features(
         local: Local features of each tensor, from `_observe_group`.
         clock: Step index and horizon.
     """
-    count = clock.count.astype(jnp.float32)
+    step = clock.step.astype(jnp.float32)  # clamped past the horizon
     time = jnp.stack(
         [
             2 * clock.progress - 1,
             # Progress rounds to one for horizons above 2**24 steps.
             jnp.log10(jnp.maximum(1 - clock.progress, 1e-8)) + 0.4,
             jnp.log10(clock.num_steps) - 2.3,
-            jnp.log10(count + 1) - 1.5,
-            jnp.exp(-count / 10),
+            jnp.log10(step + 1) - 1.5,
+            jnp.exp(-step / 10),
         ]
     )
     fans = np.asarray(

@@ -1,4 +1,4 @@
-"""`LearnedMuon`: scale-free steps, every kind of tensor, robust to any gradient."""
+"""`LearnedMuon`: scale invariance, all kinds of tensors, robustness to gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -136,6 +136,16 @@ def test_the_last_step_of_a_very_long_run_is_finite(params):
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(updates))
 
 
+def test_time_features_are_frozen_past_the_horizon(params):
+    theta = jax.tree.map(lambda x: x + 0.3, THETA)
+    tx = OPTIMIZER.as_optax(theta, NUM_STEPS)
+    grads, state = jax.grad(quadratic)(params), tx.init(params)
+    late = [state._replace(count=jnp.asarray(n, jnp.int32)) for n in (10**5, 10**6)]
+    one, other = (tx.update(grads, s, params)[0] for s in late)
+    for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_steps_end_at_zero_and_follow_the_bias_of_a_kind(params):
     grads = lambda params, i: jax.grad(quadratic)(params)
     _, updates = train(params, grads)
@@ -155,9 +165,9 @@ def test_steps_end_at_zero_and_follow_the_bias_of_a_kind(params):
 
 def test_matrices_are_flattened_to_the_most_nearly_square():
     assert _matrix_shape((6, 4)) == (6, 4)
-    assert _matrix_shape((512, 8, 64)) == (512, 512)  # queries of attention
-    assert _matrix_shape((8, 64, 512)) == (512, 512)  # their output
-    assert _matrix_shape((3, 3, 32, 64)) == (288, 64)  # a convolution
+    assert _matrix_shape((512, 8, 64)) == (512, 512)  # attention queries
+    assert _matrix_shape((8, 64, 512)) == (512, 512)  # attention output
+    assert _matrix_shape((3, 3, 32, 64)) == (288, 64)  # convolution
     assert _matrix_shape((7, 1)) == (7, 1)
 
 

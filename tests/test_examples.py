@@ -1,4 +1,4 @@
-"""Examples run as their first lines say."""
+"""Examples run as documented in their first lines."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def test_two_processes_on_one_machine(tmp_path):
 
 
 def run_example(name, *arguments):
-    """Returns what an example prints, and its losses at the beginning and the end."""
+    """Run an example; return its output, its initial loss and its final loss."""
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, arguments)],
         env=command_environment(JAX_PLATFORMS="cpu"),

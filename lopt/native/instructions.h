@@ -1,4 +1,4 @@
-// Everything but layers that functions are made of, for a row of parameters each.
+// All operations except dense layers, each on rows of elements.
 
 #pragma once
 
@@ -16,7 +16,7 @@ enum Operation { kLayers, kAdd, kSub, kMul, kDiv, kMax, kMin, kNeg, kAbs, kSqrt,
 
 float Exp(float x) {
   x = x < -104.0f ? -104.0f : x > 89.0f ? 89.0f : x;
-  const float shifted = x * 1.44269504f + 12582912.0f;  // rounds: 1.5 * 2^23
+  const float shifted = x * 1.44269504f + 12582912.0f;  // adding 1.5 * 2^23 rounds
   const float whole = shifted - 12582912.0f;
   const float rest = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
   float y = 1.9875691500e-4f;
@@ -26,7 +26,7 @@ float Exp(float x) {
   y = y * rest + 1.6666665459e-1f;
   y = y * rest + 5.0000001201e-1f;
   y = y * rest * rest + rest + 1.0f;
-  // A power of two in two factors, each of them in range.
+  // 2^exponent as the product of two factors, each of them in range.
   const int32_t exponent = static_cast<int32_t>(x == x ? whole : 0.0f);
   const int32_t half = exponent >> 1;
   const auto power = [](int32_t n) {
@@ -47,7 +47,7 @@ void Each(Function function, const float* __restrict a, const float* __restrict 
 void Compute(int64_t operation, const float* a, const float* b, float* out,
              int64_t size) {
   const auto each = [&](auto function) { Each(function, a, b, out, size); };
-  // The largest and the smallest of two are not numbers if one of them is not.
+  // As in XLA, max and min propagate NaN.
   switch (operation) {
     case kAdd: return each([](float x, float y) { return x + y; });
     case kSub: return each([](float x, float y) { return x - y; });

@@ -1,4 +1,4 @@
-// Dense layers for a tile of parameters at a time, by sums that stay in registers.
+// Dense layers on one tile of elements at a time, with sums kept in registers.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// A tile is what registers hold: sums of a few outputs for a few vectors of parameters.
+// The sums of `kOutputs` outputs for a tile of `kVectors` vectors fit into registers.
 #ifdef __AVX512F__
 constexpr int kLanes = 16, kOutputs = 8;
 #else
@@ -29,7 +29,7 @@ struct Layer {
   int64_t num_outputs, num_inputs;
 };
 
-// Where a tile is: rows of parameters, and the first of them.
+// Location of a tile: rows of elements, and the index of its first element.
 template <typename Number>
 struct Place {
   Number* const* rows;
@@ -41,13 +41,13 @@ struct Place {
 using Input = Place<const float>;
 using Output = Place<float>;
 
-// Calls `use(unit, vector, sum)` for the units of a layer, a few of them at a time.
+// Calls `use(unit, vector, sum)` for all units of a layer, `kOutputs` units at a time.
 template <typename Use>
 __attribute__((always_inline)) inline void ForEachUnit(const Layer& layer, Input in,
                                                        Use use) {
   const int64_t num_inputs = layer.num_inputs;
   for (int64_t first = 0; first < layer.num_outputs; first += kOutputs) {
-    // The last few are computed again where there are not enough of them.
+    // Pad the last group by repeating its last unit; padding is not used.
     const int64_t num = std::min<int64_t>(kOutputs, layer.num_outputs - first);
     const float* weights[kOutputs];
     Vector sums[kOutputs][kVectors];
@@ -70,7 +70,7 @@ __attribute__((always_inline)) inline void ForEachUnit(const Layer& layer, Input
   }
 }
 
-// What is not a number remains so.
+// Propagates NaN.
 Vector Relu(Vector x) { return x < 0.0f ? Vector{} : x; }
 
 template <bool relu>
@@ -80,8 +80,8 @@ __attribute__((noinline)) void Apply(const Layer& layer, Input in, Output out) {
   });
 }
 
-// Applies the last two layers, of which the second has `n` outputs: units between them
-// are used up as they come.
+// Applies the last two layers, the second of which has `n` outputs. Hidden units are
+// consumed as they are computed, without being stored.
 template <int n>
 __attribute__((noinline)) void ApplyLast(const Layer& hidden, const Layer& last,
                                          Input in, Output out) {

@@ -1,8 +1,9 @@
-// Functions that treat every parameter of a tensor alone, in one pass over it.
+// Elementwise functions of the parameters of a tensor, in one pass over it.
 //
-// XLA calls this on CPUs, by way of __init__.py. A function is a list of instructions,
-// as program.py makes them. Each is carried out for a block of parameters at a time:
-// what is in between stays in the fastest cache, and memory is read and written once.
+// XLA calls the handler on CPUs; __init__.py registers it. A function is a list of
+// instructions, compiled by program.py. Each instruction is executed on one block of
+// elements at a time: intermediate results stay in the L1 cache, and main memory is
+// read and written once.
 
 #include <algorithm>
 #include <atomic>
@@ -21,11 +22,11 @@
 
 namespace {
 
-constexpr int64_t kCache = 28 * 1024 / sizeof(float);  // for all rows of a block
-constexpr int64_t kShare = 4096;  // parameters that a thread takes at a time
+constexpr int64_t kCache = 28 * 1024 / sizeof(float);  // floats in all rows of a block
+constexpr int64_t kShare = 4096;  // elements of a share, the unit of work of a thread
 
-// What is to be computed. Places are, one after the other: arrays, scalars among the
-// weights, constants, and rows that instructions write to.
+// A function and its operands. Places are numbered in this order: arrays, scalars among
+// the weights, constants, and rows that instructions write to.
 struct Function {
   Integers shape, scalars, layers, instructions, results;
   ffi::Span<const float> constants;
@@ -34,7 +35,7 @@ struct Function {
   bool is_mean;
   float* out;
 
-  int64_t num_shares() const { return (size + kShare - 1) / kShare; }  // of a member
+  int64_t num_shares() const { return (size + kShare - 1) / kShare; }  // per member
   int64_t first_row() const {
     return num_arrays + scalars.size() + constants.size();
   }
@@ -57,7 +58,7 @@ struct Function {
   }
 };
 
-// Calls a function on parts of tensors, in one thread.
+// Evaluates a function on ranges of elements, in one thread.
 class Worker {
  public:
   explicit Worker(const Function& function)
@@ -77,7 +78,8 @@ class Worker {
       std::fill_n(places_[first + i], block_, function.constants[i]);
   }
 
-  // Writes the results for elements of one member, or adds up their squares.
+  // Writes the results for a range of elements of one member, or adds their squares to
+  // `sums`.
   void Run(int64_t member, int64_t begin, int64_t end, double* sums) {
     if (member != member_) Take(member);
     Position position(function_.shape, begin);
@@ -104,13 +106,14 @@ class Worker {
     }
   }
 
-  // Finds a block of every array, or copies it, and moves the position behind it. Less
-  // than a tile is copied, in front of what was there before, which does no harm.
+  // Points to a block of every array, or copies it, and advances the position. Blocks
+  // smaller than a tile are copied. The rest of their tile holds stale values, whose
+  // results are discarded.
   void Read(int64_t begin, Position& position, int64_t size) {
     for (int64_t i : whole_) {
       const float* from = function_.operands[i].Of(member_) + begin;
       if (size < kTile) std::memcpy(places_[i], from, size * sizeof(float));
-      now_[i] = size < kTile ? places_[i] : const_cast<float*>(from);  // only read
+      now_[i] = size < kTile ? places_[i] : const_cast<float*>(from);  // never written
     }
     if (size >= kTile && size <= position.rest()) {
       for (int64_t i : partial_) {
@@ -143,7 +146,7 @@ class Worker {
     const int64_t result = function_.results[0];
     float* out = function_.is_mean ? nullptr
                                    : function_.out + member_ * function_.size + begin;
-    // The last instruction writes where the result is to be.
+    // Write the result directly to the output, without a copy.
     const bool in_place = out && size >= kTile && result >= function_.first_row();
     if (in_place) now_[result] = out;
     for (const int64_t* at = function_.instructions.begin();
@@ -189,11 +192,11 @@ class Worker {
   const Function& function_;
   const int64_t block_;
   const Rows places_, hidden_[2];
-  std::vector<float*> now_;           // where each place is, for this block
-  std::vector<const float*> filled_;  // what a row is full of, if it is of one number
+  std::vector<float*> now_;           // address of each place for this block
+  std::vector<const float*> filled_;  // source of a constant row, or null
   std::vector<Layer> layers_;
   std::vector<Strides> strides_;
-  std::vector<int64_t> whole_, partial_;  // arrays as large as the tensor, and others
+  std::vector<int64_t> whole_, partial_;  // full-size and broadcast arrays
   std::vector<const float*> in_;
   std::vector<float*> out_;
   int64_t member_ = -1;
@@ -201,7 +204,7 @@ class Worker {
 
 // --------------------------------------------------------------------------- Threads
 
-// Work that threads take shares of until none is left.
+// Work queue: threads take shares until none is left.
 class Job {
  public:
   explicit Job(Function function)
@@ -211,7 +214,7 @@ class Job {
 
   void Help() {
     int64_t i = next_++;
-    if (i >= num_) return;  // what the function points to may be gone by now
+    if (i >= num_) return;  // buffers may have been freed by now
     Worker worker(function_);
     for (; i < num_; i = next_++) {
       const int64_t begin = i % function_.num_shares() * kShare;
@@ -230,7 +233,7 @@ class Job {
     done_.wait(lock, [this] { return num_done_ == num_; });
   }
 
-  // Adds up the sums of all shares in their order, whoever computed them.
+  // Adds the sums of all shares in a fixed order, independent of threads.
   void WriteMeans() const {
     const int64_t num = function_.results.size(), num_shares = function_.num_shares();
     for (int64_t member = 0; member < function_.num_members; ++member)
@@ -271,7 +274,8 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::RemainingArgs args,
   }
   const int64_t num_threads =
       std::min(pool.num_threads(), num_members * function.size / (2 * kShare));
-  // Helpers that come when all is taken find nothing to do: nobody waits for them.
+  // Helpers that start after all shares are taken return at once. `Wait` waits for
+  // shares, not for helpers.
   auto job = std::make_shared<Job>(std::move(function));
   for (int64_t i = 1; i < num_threads; ++i) pool.Schedule([job] { job->Help(); });
   job->Help();

@@ -1,4 +1,4 @@
-// Where the numbers of a tensor are, and rows to keep some in.
+// Operands, positions and strides of tensors, and scratch rows.
 
 #pragma once
 
@@ -14,16 +14,16 @@ using Integers = ffi::Span<const int64_t>;
 
 constexpr int64_t kLine = 64 / sizeof(float);
 
-// An operand: one tensor, or as many as there are members.
+// An operand: one tensor, or one for each batch member.
 struct Operand {
   const float* data;
-  Integers shape;   // of one
-  int64_t stride;   // from one member to the next
+  Integers shape;   // of one member
+  int64_t stride;   // between members; 0 if they share the operand
 
   const float* Of(int64_t member) const { return data + member * stride; }
 };
 
-// Where an element is, counted along each dimension of the tensor.
+// Multi-dimensional index of an element.
 class Position {
  public:
   Position(Integers shape, int64_t element) : shape_(shape), index_(shape.size()) {
@@ -32,10 +32,10 @@ class Position {
   }
   int64_t operator[](size_t i) const { return index_[i]; }
 
-  // How many elements there are to the end of the last dimension.
+  // Number of elements up to the end of the last dimension.
   int64_t rest() const { return shape_[shape_.size() - 1] - index_.back(); }
 
-  // Goes on; at most to that end.
+  // Advances by `num` elements, at most `rest()`.
   void Advance(int64_t num) {
     index_.back() += num;
     for (size_t i = shape_.size(); i-- > 1 && index_[i] == shape_[i];)
@@ -47,7 +47,7 @@ class Position {
   std::vector<int64_t> index_;
 };
 
-// Where the elements of an array are that does not change along some dimensions.
+// Strides of an array that is broadcast to the shape `whole`.
 class Strides {
  public:
   Strides(Integers shape, Integers whole) : strides_(whole.size()) {
@@ -66,7 +66,7 @@ class Strides {
   std::vector<int64_t> strides_;
 };
 
-// Rows of numbers that begin where cache lines do.
+// Scratch rows in one allocation, the first of which is aligned to a cache line.
 class Rows {
  public:
   Rows(int64_t num, int64_t size) : memory_(num * size + kLine) {

@@ -1,4 +1,4 @@
-"""An evaluation from end to end: what goes in, what is said, what is left behind."""
+"""End-to-end evaluation: contenders, scores, progress, cache and report files."""
 
 import csv
 import html
@@ -41,7 +41,7 @@ FEW = {"num_seeds": 6, "num_tuning_seeds": 2, "baselines": ("sgd",)}
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Lets the tests of this file share what they compute."""
+    """Result cache shared by the tests of this file."""
     return Cache(tmp_path_factory.mktemp("cache"))
 
 
@@ -60,7 +60,7 @@ def test_every_kind_of_optimizer_can_enter(results, kept, tmp_path):
     again = evaluate(
         {"file": path, "pair": (ScheduledSGD(), theta)}, CASES[:1], cache=kept, **FEW
     )
-    # The same optimizer, whichever way it came in.
+    # Both are equal to `optax.sgd(0.05)`.
     expected = results["cases"][0]["methods"]["mine"]["final_loss"]["value"]
     for name in ("file", "pair"):
         found = again["cases"][0]["methods"][name]["final_loss"]["value"]
@@ -108,7 +108,7 @@ def test_adam_beside_itself(results):
 
 
 def test_winners_are_told_apart_seed_by_seed():
-    seeds = np.linspace(1.0, 9.0, 8)[:, None]  # the same seeds are easy for everybody
+    seeds = np.linspace(1.0, 9.0, 8)[:, None]  # difficulty shared by all methods
     curves = {
         "best": seeds * np.ones(20),
         "as good": (seeds + np.tile([[-0.1], [0.1]], (4, 1))) * np.ones(20),
@@ -154,12 +154,12 @@ def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path, monkeypatch):
     contender = {"pair": (ScheduledSGD(), jnp.log(jnp.full(2, 0.05)))}
     cache = Cache(tmp_path)
     monkeypatch.setattr(runs, "train", interrupted)
-    # One at a time, the longest first, so that it is done before the other begins.
+    # One case at a time, longest first, so that the longest finishes before the other.
     pool = run.ThreadPoolExecutor
     monkeypatch.setattr(run, "ThreadPoolExecutor", lambda num: pool(1))
     with pytest.raises(KeyboardInterrupt):
         evaluate(contender, CASES, cache=cache, **FEW)
-    assert len(trained) >= 4  # contender, tuning, baselines, Adam for longer
+    assert len(trained) >= 4  # contender, tuning, baselines, longer Adam runs
     trained.clear()
     monkeypatch.setattr(runs, "train", lambda *a: [trained.append(a[0]), whole(*a)][1])
     evaluate(contender, CASES, cache=cache, **FEW)
@@ -192,7 +192,7 @@ def test_what_it_leaves_behind(results, tmp_path):
     headlines = [html.escape(text) for text in results["headlines"]]
     for text in (*headlines, "Performance profile", "How it was run"):
         assert text in page
-    assert "http" not in page.split("base64")[0]  # it asks nobody for anything
+    assert "http" not in page.split("base64")[0]  # no external resources
     for kind in ("svg", "png"):
         assert len(list((tmp_path / "figures").glob(f"*.{kind}"))) == 6
 
@@ -234,7 +234,7 @@ def test_runs_can_be_cut_short(kept):
     cases = (*CASES, Case("longer quadratic", TASK, 80, "longer"))
     few = {**FEW, "num_seeds": 2, "num_tuning_seeds": 1, "cache": kept}
     found = evaluate({"mine": optax.sgd(0.05)}, cases, max_steps=10, **few)
-    # A case that differs in its length alone is the same then.
+    # Cases that differ only in their length are merged.
     labels = [case["label"] for case in found["cases"]]
     assert labels == ["quadratic, 10 steps", "larger quadratic, 10 steps"]
     assert found["cases"][0]["methods"]["adam"]["curve"]["steps"][-1] == 10
@@ -318,7 +318,7 @@ def test_a_learning_rate_is_tuned_only_if_there_is_one(kept, key):
     found = evaluate(contenders, CASES[:1], tune=["mine"], **few)
     case = found["cases"][0]
     rate, schedule = case["methods"]["mine"]["settings"]["final"]
-    assert rate > 1e-3  # steps of 1e-4 get nowhere in 40 steps
+    assert rate > 1e-3  # 40 steps of 1e-4 make no progress
     assert schedule in ("constant", "cosine")
     assert not found["methods"]["mine"]["is_baseline"]
     assert "mine (tuned)" in found["headlines"][0]

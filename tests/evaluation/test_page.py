@@ -1,4 +1,4 @@
-"""The report in a real browser, if there is one; nothing is installed for it."""
+"""HTML report, rendered in a headless browser if one is installed."""
 
 import json
 import re
@@ -23,7 +23,7 @@ LOOK = """<script>window.addEventListener("load", () => {
     images: images.length,
   }), "*");
 });</script></body>"""
-# In a frame, as a window cannot be as narrow as a phone.
+# An iframe, as a browser window cannot be as narrow as a phone.
 FRAME = """<!doctype html><html><head><link rel="icon" href="data:,"></head><body>
 <script>onmessage = (event) => { document.title = event.data; };</script>
 <iframe src="looked.html" style="border: 0" width="WIDTH" height="1000"></iframe>

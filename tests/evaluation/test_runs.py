@@ -1,4 +1,4 @@
-"""Many runs at once are what each would be alone; baselines are tuned; results kept."""
+"""Batched runs equal single runs, baselines are tuned, and results are cached."""
 
 import dataclasses
 
@@ -52,7 +52,7 @@ def test_runs_are_those_of_a_plain_optax_loop(key):
                 params = optax.apply_updates(params, updates)
             whole = DIGITS.load("test").whole()
             error = float(DIGITS.error(params, whole))
-            # It sees four batches of sixteen of the whole test set.
+            # `test_error` is estimated from four batches of sixteen test examples.
             deviation = np.sqrt(error * (1 - error) / 64)
             assert abs(curves.test_error[i, -1] - error) < 4 * deviation + 1e-6
 
@@ -61,7 +61,7 @@ def test_a_run_does_not_depend_on_those_beside_it(key, monkeypatch):
     keys = jax.random.split(key, 7)
     adam, lion = group("adam", [0.1] * 7, keys), group("lion", [0.01] * 3, keys[:3])
     together = train(QuadraticFamily(), 10, [adam, lion])
-    monkeypatch.setattr(runs, "_MOST_AT_ONCE", 2)  # rounds, the last one not full
+    monkeypatch.setattr(runs, "_MOST_AT_ONCE", 2)  # rounds, the last one partial
     for one, expected in zip((adam, lion), together, strict=True):
         (alone,) = train(QuadraticFamily(), 10, [one])
         np.testing.assert_allclose(alone.train_loss, expected.train_loss, rtol=1e-5)
@@ -111,7 +111,7 @@ def test_schedules_of_baselines(name):
             updates, state = tx.update({"w": jnp.ones((3, 2))}, state, params)
             sizes.append(float(jnp.abs(updates["w"]).max()))
         steps[schedule] = sizes
-    if name != "schedule-free":  # which counts its steps from one
+    if name != "schedule-free":  # it counts its steps from one
         np.testing.assert_allclose(steps["cosine"][0], steps["constant"][0], rtol=1e-5)
         assert steps["cosine"][10] < 1e-6 < steps["constant"][10]
     assert steps["cosine"][9] < steps["constant"][9]
@@ -186,7 +186,7 @@ def test_what_results_depend_on_names_them(tmp_path, key):
     table.write_text("a,b\n1,2\n3,4\n")
     assert len({*names, name_of(str(table))}) == 8
     assert name_of(TASK, 10, one) == names[0]
-    # Somebody's own functions may change without a change of their names.
+    # User-defined code may change under the same name, so it has no cache key.
     assert name_of(Fixed(optax.sgd(0.1))) is None
 
     @dataclasses.dataclass(frozen=True)

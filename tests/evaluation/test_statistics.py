@@ -1,4 +1,4 @@
-"""Every statistic against an independent computation of it."""
+"""Statistics against independent computations."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_mean_and_final_losses_of_a_run():
 
 def test_a_diverged_run_counts_as_the_worst():
     curves = np.ones((2, 10))
-    curves[1, 4] = np.nan  # even if it recovers
+    curves[1, 4] = np.nan  # diverged, even if it recovers
     np.testing.assert_array_equal(is_diverged(curves), [False, True])
     np.testing.assert_array_equal(mean_losses(curves), [1.0, np.inf])
     np.testing.assert_array_equal(final_losses(curves), [1.0, np.inf])
@@ -71,7 +71,7 @@ def test_the_interval_of_a_ratio_covers_it_as_often_as_it_says(rng):
         ours = 0.5 * theirs + rng.normal(0, 0.05, size=20)
         low, high = ratio_interval(ours, theirs)[1:]
         covered += low < 0.5 < high
-    # 95 % of 200, less four standard errors and the bootstrap's known shortfall.
+    # 95 % of 200, less four standard errors and the known undercoverage of bootstraps.
     assert covered > 170
 
 
@@ -89,7 +89,7 @@ def test_a_few_diverged_runs_do_not_reach_the_interquartile_mean():
 
 
 def test_runs_are_resampled_within_their_task(rng):
-    # Two tasks, each with no spread of its own: so has the pooled mean.
+    # Neither task has any variance, so the pooled mean has none either.
     scores = [np.full(10, 1.0), np.full(10, 5.0)]
     np.testing.assert_allclose(pooled_interquartile_mean(scores), (3.0, 3.0, 3.0))
     noisy = [rng.normal(1, 0.1, 30), rng.normal(5, 0.1, 30)]
@@ -123,19 +123,19 @@ def test_ties_and_divergence_in_the_probability_of_improvement():
 
 
 def test_speed_up_of_a_hand_worked_case():
-    # Adam's loss falls by one each step at one rate, and never at the other.
+    # Adam's loss falls by one per step at one learning rate and is flat at the other.
     steps = np.arange(400.0)
     adam = np.stack([np.tile(400 - steps, (3, 1)), np.full((3, 400), 400.0)])
     smoothed = smooth(adam)[0, 0]
     for ours, expected in ((smoothed[149], 1.5), (smoothed[49], 0.5), (-1e6, 4.0)):
-        curves = np.full((5, 100), ours)  # constant, so smoothing leaves it alone
+        curves = np.full((5, 100), ours)  # constant, so smoothing has no effect
         found = speed_up(curves, envelope(adam))
         np.testing.assert_allclose(found, (expected, expected, expected))
 
 
 def test_the_envelope_takes_the_best_rate_of_every_moment_and_never_rises():
     steps = np.arange(200.0)
-    quick = 1.0 + np.exp(-steps / 5)  # stops at 1
+    quick = 1.0 + np.exp(-steps / 5)  # converges to 1
     slow = 2.0 * np.exp(-steps / 100)
     rising = np.concatenate([np.full(10, 0.5), np.full(190, 50.0)])
     curves = np.stack([quick, slow, rising])[:, None]
@@ -151,7 +151,7 @@ def test_a_learning_rate_that_diverges_does_not_spoil_the_envelope():
     np.testing.assert_allclose(envelope(curves).losses, 1.0)
     assert np.isfinite(envelope(curves).resampled).all()
     gone = np.full((4, 20), np.nan)
-    assert speed_up(gone, envelope(curves)).value == 1 / 20  # no step gets it that far
+    assert speed_up(gone, envelope(curves)).value == 1 / 20  # after one step of Adam
 
 
 def test_steps_to_a_target():

@@ -1,4 +1,4 @@
-"""Black-box tuners: each spends the same, and finds what there is to find."""
+"""Black-box tuners spend the same budget and improve on the initial theta."""
 
 import importlib.util
 import json

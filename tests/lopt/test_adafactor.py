@@ -1,4 +1,4 @@
-"""The optimizers with Adafactor's features equal their definitions in NumPy."""
+"""Optimizers with Adafactor features equal their NumPy definitions."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ def rsqrt(x):
 
 
 class Moments:
-    """Accumulators of one tensor, updated as the definition says."""
+    """Accumulators of one tensor, updated by their definition."""
 
     def __init__(self, shape, beta_m, beta_v, beta_f):
         self.betas = (beta_m, beta_v, beta_f)
@@ -84,7 +84,7 @@ def network(weights, x):
 
 
 def assert_steps_are(optimizer, theta, key, make_moments, step):
-    """Takes the same steps with the optimizer and with `step`, in double precision."""
+    """Compare the optimizer with `step`, a NumPy definition in double precision."""
     transformation = optimizer.as_optax(theta, NUM_STEPS)
     params = draw(key)
     state = transformation.init(params)

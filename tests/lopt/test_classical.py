@@ -1,4 +1,4 @@
-"""Learned SGD, momentum and Adam are what optax and the papers say they are."""
+"""Learned SGD, momentum and Adam equal optax and their definitions in the papers."""
 
 import chex
 import jax
@@ -37,7 +37,7 @@ def run(tx, key, num_steps=20):
         updates, state = tx.update(gradients(key), state, params)
         return (optax.apply_updates(params, updates), state), None
 
-    @jax.jit  # one program compiles sooner than its operations one by one
+    @jax.jit  # one program compiles faster than separate operations
     def whole(keys):
         return jax.lax.scan(step, (PARAMS, tx.init(PARAMS)), keys)[0][0]
 
@@ -111,7 +111,7 @@ def numpy_direction(kind, theta, grad, state, t):
 def test_blocks_with_l2_equal_their_definition_in_numpy(kind, schedule, key):
     optimizer = kind(schedule=schedule, num_blocks=3, l2=True)
     theta = optimizer.init_theta(key)
-    # Far from one another, so that a block with the settings of another is seen.
+    # Values differ widely between blocks, so that mixed-up blocks are detected.
     offsets = {"log_l2": 5.0, "log_last_lr": -1.0, "power": 1.0}
     theta = {
         name: x + offsets.get(name, 0.0) + jnp.asarray([-0.5, 0.2, 0.7])
@@ -190,9 +190,9 @@ def test_wherever_theta_is_moved_decays_are_between_zero_and_one(kind, std, key)
 
     steps = jax.jit(jax.vmap(second_step))(jax.random.split(key, 1000))
     if kind is LearnedMomentum:
-        assert ((steps > 1) & (steps < 2)).all()  # one and the decay
+        assert ((steps > 1) & (steps < 2)).all()  # 1 + decay
     else:
-        np.testing.assert_allclose(steps, 1.0, rtol=1e-5)  # the averages are unbiased
+        np.testing.assert_allclose(steps, 1.0, rtol=1e-5)  # bias-corrected averages
 
 
 def test_theta_can_be_derived_where_gradients_are_zero(key):
@@ -219,7 +219,7 @@ def test_theta_can_be_derived_where_gradients_are_zero(key):
         (LearnedSGD("power"), 2),
         (LearnedAdam("cosine", l2=True), 5),
         (LearnedAdam("linear", num_blocks=3, l2=True), 15),
-        # The PES paper's: six layers of two tensors, a rate and a decay for each.
+        # PES paper: six layers of two tensors, a learning rate and a decay for each.
         (LearnedMomentum(num_blocks=12), 24),
     ],
 )
@@ -275,7 +275,7 @@ def test_it_survives_a_file(kind, num_blocks, key, tmp_path, monkeypatch):
     assert loaded == optimizer
     chex.assert_trees_all_equal(loaded_theta, theta)
     ours = run(optimizer.as_optax(theta, 20), key)
-    # What is loaded also watches its horizon: another program, to the last bit.
+    # A loaded optimizer also checks its horizon, so its program may round differently.
     chex.assert_trees_all_close(run(lopt.load(path, 20), key), ours, rtol=1e-6)
 
 

@@ -1,4 +1,4 @@
-"""Every registered optimizer keeps every item of the contract of an optax optimizer."""
+"""Conformance of every registered optimizer to the contract of optax optimizers."""
 
 import functools
 import re
@@ -38,7 +38,7 @@ def make(name, num_steps=NUM_STEPS):
 
 
 def gradients(params, step=0):
-    """Returns what depends on shapes, dtypes and the step alone."""
+    """Compute gradients that depend on shapes, dtypes and the step only."""
     wave = lambda x: np.sin(np.arange(1.0, jnp.size(x) + 1) + step)
     return jax.tree.map(
         lambda x: jnp.asarray(wave(x).reshape(jnp.shape(x)), jnp.result_type(x)), params
@@ -50,7 +50,7 @@ def loss(step=0):
 
 
 def train(tx, params=PARAMS, num_steps=2, state=None, **extra):
-    """Returns updates, parameters and state after a few steps."""
+    """Take a few steps; return the last updates, the parameters and the state."""
     state, updates = tx.init(params) if state is None else state, None
     for i in range(num_steps):
         updates, state = tx.update(
@@ -66,7 +66,7 @@ def plain(name):
 
 
 def error_without(name, *left_out):
-    """Returns what `update` says if it is not given everything; none if it works."""
+    """Get the error of `update` without some arguments, or `None` if it succeeds."""
     tx, given = make(name), {"params": PARAMS, "value": loss()}
     given = {k: v for k, v in given.items() if k not in left_out}
     try:
@@ -77,7 +77,7 @@ def error_without(name, *left_out):
     return None
 
 
-# What is given to `update`.
+# Arguments of `update`.
 
 
 @every_optimizer
@@ -159,7 +159,7 @@ def test_a_loss_that_is_read_must_be_a_scalar(name):
         update(jnp.ones(10))
 
 
-# Trees.
+# Pytrees.
 
 
 class Pair(NamedTuple):
@@ -176,7 +176,7 @@ def equinox_model():
     return eqx.nn.Sequential([linear, eqx.nn.Lambda(jax.nn.sigmoid)])
 
 
-# Few shapes, as every new one is compiled for.
+# Few distinct shapes, as each one has to be compiled.
 VECTOR, MATRIX = PARAMS["b"], PARAMS["w"]
 ONE = {"w": MATRIX}
 TREES = {
@@ -229,7 +229,7 @@ def test_half_precision_has_a_state_in_float32(name):
     assert {x.dtype for x in jax.tree.leaves(updates)} == {jnp.dtype(jnp.bfloat16)}
     dtypes = {x.dtype for x in jax.tree.leaves(state)}
     assert dtypes <= {jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)}
-    # The same numbers in float32: only the last rounding differs.
+    # The same computation in float32 differs only by the final rounding.
     grads, full = (optax.tree.cast(x, jnp.float32) for x in (grads, half))
     exact, exact_state = tx.update(grads, tx.init(full), full, value=loss())
     chex.assert_trees_all_equal(updates, optax.tree.cast(exact, jnp.bfloat16))
@@ -271,7 +271,7 @@ def test_an_equinox_model_is_updated(name):
     assert loss_of(moved) != value
 
 
-# Wrappers.
+# Optax wrappers.
 
 SAME = {
     "chain": lambda tx: optax.chain(optax.clip_by_global_norm(1e6), tx),
@@ -319,7 +319,7 @@ def test_hyperparameters_can_be_injected(name):
 @every_optimizer
 def test_gradients_that_are_not_finite_are_skipped(name):
     tx = optax.apply_if_finite(make(name), 3)
-    update = jax.jit(tx.update)  # not compiled once, it would be at every call
+    update = jax.jit(tx.update)  # without `jit`, every call would compile again
     updates, state = update(gradients(ONE), tx.init(ONE), ONE, value=loss())
     expected = train(make(name), ONE, num_steps=1)[0]
     chex.assert_trees_all_close(updates, expected, rtol=1e-4)
@@ -346,7 +346,7 @@ def test_lookahead_follows_its_fast_parameters(name):
     tx = optax.lookahead(make(name), sync_period=5, slow_step_size=0.5)
     params = optax.LookaheadParams.init_synced(PARAMS)
     state = tx.init(params)
-    if error_without(name, "value"):  # lookahead has no way to pass the loss on
+    if error_without(name, "value"):  # lookahead does not forward `value`
         with pytest.raises(UserError, match="value=loss"):
             tx.update(gradients(PARAMS), state, params)
         return
@@ -357,7 +357,7 @@ def test_lookahead_follows_its_fast_parameters(name):
     chex.assert_trees_all_equal(params.slow, PARAMS)
 
 
-# Modes and transformations of JAX.
+# JAX modes and transformations.
 
 
 @pytest.mark.parametrize("name", ["PerParameterMLP", "AdafactorMLP"])
@@ -392,7 +392,7 @@ def test_it_compiles_once_and_gives_up_its_buffers(name):
         updates, state = tx.update(grads, state, params, value=value)
         return optax.apply_updates(params, updates), state
 
-    # Copies, as what is donated is gone.
+    # Copies, as donated buffers are deleted.
     params, state = jax.tree.map(jnp.copy, PARAMS), tx.init(PARAMS)
     for i in range(2):
         params, state = step(gradients(PARAMS, i), params, state, loss(i))
@@ -432,7 +432,7 @@ def test_scan_is_a_loop(name):
     chex.assert_trees_all_close(params, last_params, rtol=1e-6)
 
 
-# The state.
+# Optimizer state.
 
 
 @every_optimizer
@@ -461,7 +461,7 @@ def test_orbax_serialises_the_state(name, tmp_path):
 @every_optimizer
 def test_past_its_horizon_time_stands_still(name):
     tx, (_, params, state) = make(name), plain(name)
-    # So late that no average has a bias any more.
+    # Late enough that every bias correction is 1.
     late = [optax.tree.set(state, count=jnp.asarray(n)) for n in (10**5, 10**6)]
     updates = [tx.update(gradients(PARAMS), s, params, value=loss())[0] for s in late]
     chex.assert_trees_all_equal(*updates)

@@ -1,6 +1,6 @@
-"""Every registered optimizer keeps the contract on several devices.
+"""Conformance of every registered optimizer on several devices.
 
-They are there in a process of its own: `python -c` calls `report_devices`.
+The devices exist in a subprocess only: `python -c` calls `report_devices`.
 """
 
 import functools
@@ -23,10 +23,10 @@ SPEC = P(None, "x")
 
 
 def lost_shardings(mesh, tree):
-    """Returns what has the parameter's shape in it and is not sharded like it."""
+    """List leaves that contain the parameter's shape but are not sharded like it."""
     (param,), lost = LARGE.values(), []
     for leaf in jax.tree.leaves(tree):
-        more = (None,) * (leaf.ndim - param.ndim)  # such as the units of a network
+        more = (None,) * (leaf.ndim - param.ndim)  # such as units of a network
         if leaf.ndim < param.ndim:
             continue
         elif leaf.shape[-param.ndim :] == param.shape:
@@ -48,7 +48,7 @@ def on_one_device(name):
 
 
 def sharded(name, kind):
-    """Returns what is not sharded like the parameters, and how far numbers are off."""
+    """List lost shardings and compute the largest difference from one device."""
     tx, expected, lost = make(name), on_one_device(name), {}
     mesh = jax.make_mesh((4,), ("x",), axis_types=(kind,))
     step = jax.jit(functools.partial(tx.update, value=loss()))
@@ -64,7 +64,7 @@ def sharded(name, kind):
 
 
 def data_parallel(name):
-    """Returns how far training on shares of the data is off."""
+    """Compute the largest difference of a data-parallel step from one device."""
     tx, expected = make(name), on_one_device(name)
     mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
 
@@ -73,7 +73,7 @@ def data_parallel(name):
         return tx.update(grads, state, params, value=loss())
 
     step = jax.shard_map(step, mesh=mesh, in_specs=(P("x"), P(), P()), out_specs=P())
-    # Of which the gradient is the mean.
+    # Per-device gradients with the full gradient as their mean.
     weights = jnp.asarray([0.0, 2.0, 0.5, 1.5]).reshape(4, 1, 1)
     shares = jax.tree.map(lambda x: weights * x[None], gradients(LARGE))
     return largest_difference(jax.jit(step)(shares, LARGE, tx.init(LARGE)), expected)
@@ -94,7 +94,7 @@ CHECKS = {
 
 
 def report_devices():
-    """Prints what every optimizer does on several devices; an error as its text."""
+    """Print the result of each check for every optimizer as JSON; errors as text."""
     report = {}
     for name in OPTIMIZERS:
         for check, run in CHECKS.items():
@@ -107,7 +107,7 @@ def report_devices():
 
 @pytest.fixture(scope="module")
 def devices():
-    """Runs `report_devices` on four devices."""
+    """Output of `report_devices` on four devices."""
     return on_devices(4, f"from {__name__} import report_devices as r; r()")
 
 
@@ -115,7 +115,8 @@ def devices():
 def test_the_state_is_sharded_like_the_parameters(name, devices):
     assert not isinstance(devices[f"{name} auto"], str), devices[f"{name} auto"]
     lost, difference = devices[f"{name} auto"]
-    # Compiled alone, `init` reads no parameter and XLA places its zeros, Adam's too.
+    # A compiled `init` reads no parameter, so XLA chooses the sharding of its zeros.
+    # The same holds for Adam.
     assert {**lost, "jit init": []} == {"init": [], "jit init": [], "update": []}
     assert difference < 1e-5
 

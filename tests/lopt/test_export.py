@@ -23,7 +23,7 @@ from tasks.quadratic import RandomQuadratic
 
 @pytest.fixture
 def saved(tmp_path, key):
-    """A file, and what was saved in it."""
+    """Path of a saved optimizer, the optimizer and its theta."""
     optimizer = PerParameterMLP(width=4, second_moment_decays=(0.99,))
     theta = optimizer.init_theta(key)
     path = tmp_path / "optimizer.safetensors"
@@ -61,12 +61,12 @@ def test_saving_twice_writes_the_same_bytes(saved):
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_what_loads_takes_the_meta_trained_steps(name, task, jit, tmp_path, key):
-    """The very function inner training used, through a file and `optax.chain`."""
+    """Steps equal those of inner training, through a file and `optax.chain`."""
     optimizer = OPTIMIZERS[name]()
     theta = optimizer.init_theta(key)
     path = tmp_path / "optimizer.safetensors"
     lopt.save(path, optimizer, theta)
-    loose = optax.clip_by_global_norm(1e9)  # never bites: the steps must be the same
+    loose = optax.clip_by_global_norm(1e9)  # never active, so that steps are unchanged
     exported = optax.chain(loose, lopt.load(path, num_steps=10))
     system = InnerTraining(task, optimizer)
     data = system.load()
@@ -90,7 +90,7 @@ def test_what_loads_takes_the_meta_trained_steps(name, task, jit, tmp_path, key)
 
 
 def rewrite(path, change):
-    """Writes the file again with another header, and a checksum that fits it."""
+    """Rewrite the file with a changed header or tensors and a valid checksum."""
     with safetensors.safe_open(path, framework="numpy") as file:
         header = json.loads(file.metadata()["lopt"])
         del header["sha256"]
@@ -101,7 +101,7 @@ def rewrite(path, change):
 
 
 def float8_file():
-    """Returns a file of numbers that NumPy does not have."""
+    """Build a file with a dtype that NumPy does not have."""
     tensor = {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}
     metadata = {"lopt": json.dumps({"format": 1})}
     header = json.dumps({"a": tensor, "__metadata__": metadata}).encode()
@@ -226,7 +226,7 @@ def test_a_file_of_a_later_version_is_read_as_far_as_it_is_known(saved):
     def change(header, _):
         header["licence"] = "free"
         header["card"]["mood"] = ["good"]
-        del header["hyperparameters"]["depth"]  # or an earlier one
+        del header["hyperparameters"]["depth"]  # as in an earlier version
 
     rewrite(path, change)
     loaded, loaded_theta = lopt.load_theta(path)
@@ -293,7 +293,7 @@ def test_a_run_longer_than_it_was_trained_for_is_warned_of(num_steps, saved):
 
 
 def run(optimizer, params, num_steps):
-    """Returns the parameters and the state after some steps."""
+    """Take `num_steps` steps; return the parameters and the state."""
 
     def body(carry, _):
         params, state = carry
@@ -386,7 +386,7 @@ def test_the_state_is_that_of_the_optimizer(saved):
     plain = optimizer.as_optax(theta, 5)
     assert isinstance(loaded, optax.GradientTransformationExtraArgs)
     chex.assert_trees_all_equal(run(loaded, params, 4), run(plain, params, 4))
-    # Meta-training calls nothing on the host.
+    # Meta-training must not call back to the host.
     assert not jax.make_jaxpr(lambda p: run(plain, p, 4))(params).effects
 
 

@@ -1,4 +1,4 @@
-"""The kernels for TPUs and GPUs compute what the plain path computes."""
+"""TPU and GPU kernels equal the plain path."""
 
 import contextlib
 import functools
@@ -53,7 +53,7 @@ def test_the_kernel_equals_the_plain_path(optimizer, shape, kind, key, monkeypat
 
 @contextlib.contextmanager
 def on(platform):
-    """Lets a GPU be that is not here: kernels are for one kind of them."""
+    """Set an abstract GPU, as kernels are lowered for a particular kind of GPU."""
     kind = {"cuda": "NVIDIA A100", "rocm": "gfx942"}.get(platform)
     device = kind and jax.sharding.AbstractDevice(kind, None, "gpu")
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
@@ -62,7 +62,7 @@ def on(platform):
 
 
 def lowered(optimizer, shapes, key, *, sharding=None, platform=None):
-    """Lowers the update of a tree for a device that need not be here."""
+    """Lower the update of a pytree for a device that need not be attached."""
     like = lambda x: jax.ShapeDtypeStruct(
         jnp.shape(x), jnp.result_type(x), sharding=sharding
     )
@@ -76,7 +76,7 @@ def lowered(optimizer, shapes, key, *, sharding=None, platform=None):
 
 
 def num_kernels(optimizer):
-    """Returns how many there must be for `TREE`: vectors may be left to Adam."""
+    """Number of kernels for `TREE`; `NormalizedMLP` updates vectors with Adam."""
     return 2 if isinstance(optimizer, NormalizedMLP) else 3
 
 

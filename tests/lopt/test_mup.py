@@ -1,4 +1,4 @@
-"""Updates of hidden matrices shrink with their width, all others stay."""
+"""Updates of hidden matrices scale with 1 / fan-in; all others are unchanged."""
 
 import chex
 import flax.linen as nn
@@ -23,7 +23,7 @@ def shapes_of(task):
 
 
 def scaled(params, base_fan_in=1):
-    """Returns the inverse factors of the tensors that are hidden, by their path."""
+    """Compute the inverse factors of hidden tensors by path."""
     factors = hidden_factors(params, base_fan_in)
     return {
         jax.tree_util.keystr(path[1:], simple=True, separator="/"): 1 / factor
@@ -138,7 +138,7 @@ def test_any_tree_and_dtype_and_keyword_is_taken(key):
         "empty": jnp.ones((0, 0)),
         "none": None,
     }
-    # The last layer has no gradient, and is still what makes another one hidden.
+    # The last layer has no gradient but still determines which layers are hidden.
     grads = params | {"last": None}
     updates, _ = tx.update(grads, tx.init(params), params, value=1.0, unknown=2)
     chex.assert_trees_all_equal_shapes_and_dtypes(updates, grads)

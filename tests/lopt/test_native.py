@@ -1,4 +1,4 @@
-"""Native code computes what XLA computes, and gives way to it where it cannot."""
+"""Native code equals XLA and falls back to it for unsupported functions."""
 
 import ctypes
 import itertools
@@ -27,7 +27,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.5, 1e-30, -3e38, 88.0, -80.0, np.inf, -np.inf, np.
 
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
-    """Tensors of any size go through native code."""
+    """Use native code for tensors of any size."""
     monkeypatch.setattr(module, "_MANY", 1)
     module._compiled.clear_cache()
 
@@ -48,7 +48,7 @@ def make(key, *sizes):
 
 
 def run_native(function, arrays, weights):
-    """Compiles a call, makes sure that it is native, and runs it."""
+    """Compile a call, check that it uses native code, and run it."""
     call = jax.jit(lambda arrays, weights: pointwise(function, arrays, weights))
     assert "lopt_pointwise" in call.lower(arrays, weights).as_text()
     return call(arrays, weights)
@@ -136,7 +136,7 @@ def test_means_of_large_tensors_are_as_exact_as_can_be(key):
 
 @needs_compiler
 def test_a_parameter_gets_the_same_bits_wherever_it_stands(key):
-    """Whatever the threads, the blocks, and what is around it."""
+    """Results do not depend on threads, blocks or neighboring elements."""
     arrays, weights = list(jax.random.normal(key, (3, 60_000))), make(key, 3, 32, 2)
     whole = run_native(network, arrays, weights)
     for begin, end in [(0, 60_000), (1, 30), (4_090, 4_200), (59_990, 60_000)]:
@@ -205,7 +205,7 @@ def test_places_are_used_again():
 
 @pytest.fixture
 def compile_anew(monkeypatch, tmp_path):
-    """Lets native code be looked for as in a new process, with a cache of its own."""
+    """Reset native code as in a new process, with an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *_, **__: None)
     native._is_registered.cache_clear()
@@ -234,7 +234,7 @@ def test_a_compiler_that_fails_is_named_with_its_reason(
     monkeypatch.setenv("CXX", str(broken))
     with pytest.warns(UserWarning, match="broken` could not, .*: no room on the moon"):
         assert not native.is_available()
-    assert not native.is_available()  # and it is not said again
+    assert not native.is_available()  # a second warning would be an error
 
 
 @on_linux
@@ -262,7 +262,7 @@ def test_a_cache_that_cannot_be_written_is_named(compile_anew, monkeypatch):
 def test_a_damaged_library_is_compiled_again(compile_anew):
     assert native.is_available()
     (library,) = compile_anew.iterdir()
-    # Not in place: this process has it in its memory.
+    # Not in place, as this process has the library mapped into memory.
     damaged = compile_anew / "damaged"
     damaged.write_bytes(b"no library")
     damaged.replace(library)

@@ -1,4 +1,4 @@
-"""What users of optax are used to: its test problems, its tree tools, checkpoints."""
+"""Optax conventions: its test problems, tree utilities and checkpoints."""
 
 import functools
 
@@ -20,7 +20,7 @@ every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 NUM_STEPS = 5_000
 
 
-# As in optax's harness. Plain gradient descent at 0.01 is unstable on Rosenbrock.
+# As in the test harness of optax: SGD at 0.01 is unstable on Rosenbrock.
 FIELDS = {
     "LearnedSGD": {"initial_lr": 1e-3},
     "LearnedMomentum": {"initial_lr": 1e-3},
@@ -39,7 +39,7 @@ def write(name, path):
     return path
 
 
-# The problems are those of optax/contrib/_common_test.py.
+# Problems of optax/contrib/_common_test.py.
 
 
 def parabola(params):
@@ -59,9 +59,9 @@ def mixed_tensors(params):
 
 @functools.cache
 def descend(name):
-    """Returns the losses before and after on each of the problems, in one program.
+    """Compute the initial and final loss on each of the problems, in one program.
 
-    Nothing is meta-trained: a step is about a thousandth, and so is what is asked.
+    Theta is untrained, so steps are small (about 1e-3).
     """
     tx = make(name)
     starts = [
@@ -80,7 +80,7 @@ def descend(name):
         return new, None
 
     carry = {k: (params, tx.init(params)) for k, (_, params) in problems.items()}
-    # A no-op, to see that it can be done.
+    # A no-op, to check that `map_params` supports the state.
     carry = {
         k: (params, optax.tree.map_params(tx, lambda x: x, state))
         for k, (params, state) in carry.items()
@@ -99,7 +99,7 @@ def test_it_descends_untrained(name, problem):
     assert last < 0.5 * first
 
 
-# Tools for trees.
+# Tree utilities.
 
 PARAMS = {"b": jnp.ones(3), "w": jnp.ones((2, 3))}
 
@@ -181,7 +181,7 @@ def test_training_resumes_bitwise_from_a_checkpoint(name, tmp_path):
     model = Classifier()
 
     def start():
-        """Returns what a new process has: optimizer, parameters and fresh state."""
+        """Build optimizer, parameters and initial state, as in a new process."""
         tx = optax.chain(optax.clip_by_global_norm(1.0), lopt.load(path, num_steps=6))
         params = model.init(jax.random.key(0), batches[0])
         return tx, (params, tx.init(params))
@@ -197,7 +197,7 @@ def test_training_resumes_bitwise_from_a_checkpoint(name, tmp_path):
         return optax.apply_updates(params, updates), state
 
     def train(state, first, last):
-        # What Orbax restores stays on its device: so does all else, for one program.
+        # Orbax restores committed arrays. Commit all others, to compile `step` once.
         state = jax.device_put(state, jax.devices()[0])
         for i in range(first, last):
             state = step(*state, batches[i], targets[i])

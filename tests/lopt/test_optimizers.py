@@ -1,4 +1,4 @@
-"""The per-parameter MLP and the smallest learned optimizer; sizes of others."""
+"""`PerParameterMLP` and `ScheduledSGD`, and sizes of other learned optimizers."""
 
 import jax
 import jax.numpy as jnp

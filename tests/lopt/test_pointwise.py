@@ -1,4 +1,4 @@
-"""Functions of every parameter alone: one definition, computed in several ways."""
+"""Elementwise functions: one definition, several lowerings."""
 
 import functools
 import sys
@@ -28,7 +28,7 @@ def function(apply, arrays, weights):
 
 
 def make(key, *batch, width=4):
-    """Returns arrays, some of them constant along rows or columns, and layers."""
+    """Draw arrays, some of them constant along rows or columns, and layers."""
     draw = lambda i, *shape: jax.random.normal(jax.random.fold_in(key, i), shape)
     shapes = [SHAPE, (1, SHAPE[1]), (SHAPE[0], 1), SHAPE]
     arrays = [draw(i, *batch, *shape) for i, shape in enumerate(shapes)]
@@ -62,11 +62,12 @@ NATIVE = ["wide, native", "narrow, many, native"]
 
 @pytest.fixture(params=KINDS + NATIVE, autouse=True)
 def width(request, monkeypatch):
-    """Narrow layers are written out; wide ones go over the tensor in blocks of 7.
+    """Width of the layers, with each lowering forced in turn.
 
+    Narrow layers are written out; wide layers loop over blocks of 7 parameters.
     Narrow layers on small tensors are matrix products.
-    Where there are many parameters, both go in blocks, of which all cores have a share.
-    Native code, if there is any, takes the place of blocks.
+    With many parameters, both loop over blocks that are shared among all cores.
+    Native code replaces blocks if it is available.
     """
     kind, *others = request.param.split(", ")
     monkeypatch.setattr(module, "_SMALL_BLOCK", 7)
@@ -79,7 +80,7 @@ def width(request, monkeypatch):
         monkeypatch.setattr(native, "is_available", lambda: False)
     elif not native.is_available():
         pytest.skip("NO COMPILER: native code needs one")
-    # What was compiled for another kind is not found: these are new to jax.
+    # Programs compiled for another kind must not be found in JAX's caches.
     module._compiled.clear_cache()
     ours = functools.partial(pointwise, function)
     monkeypatch.setattr(sys.modules[__name__], "ours", ours)

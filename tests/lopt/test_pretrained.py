@@ -1,4 +1,4 @@
-"""Shipped optimizers: found by name, sound, and with knobs."""
+"""Pretrained optimizers: lookup by name, training, cards and load options."""
 
 import warnings
 
@@ -60,7 +60,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_list():
         lopt.load("genral-1", num_steps=10)
     with pytest.raises(lopt.UserError, match=r"got 'xyz'\. Shipped: general-1"):
         lopt.load("xyz", num_steps=10)
-    # With a suffix or a directory it is a file.
+    # A name with a suffix or a directory is a path.
     with pytest.raises(lopt.UserError, match="must be a file written by"):
         lopt.load("general-1.safetensors", num_steps=10)
 

@@ -1,4 +1,4 @@
-"""Optimizers with recurrent networks equal their definitions, and descend untrained."""
+"""Recurrent optimizers equal their NumPy definitions and descend untrained."""
 
 import functools
 
@@ -36,7 +36,7 @@ def theta_of(optimizer):
 
 @functools.cache
 def bound(optimizer):
-    """Returns `init` and a compiled `update`, one for all tests."""
+    """Bind theta; return `init` and a compiled `update`, shared by all tests."""
     tx = optimizer.as_optax(theta_of(optimizer), NUM_STEPS)
     return tx.init, jax.jit(tx.update)
 
@@ -48,7 +48,7 @@ def random_like(seed, tree, scale=1.0):
 
 
 def arrays(tree):
-    """Returns a tree in NumPy, with double precision."""
+    """Convert a pytree to NumPy arrays in double precision."""
     return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
@@ -57,7 +57,7 @@ def sigmoid(x):
 
 
 def as_tensors(tree):
-    """Returns the leaves as rules see them: a scalar is a vector of length one."""
+    """List leaves as update rules see them: scalars are vectors of length one."""
     return [x.reshape(x.shape or (1,)) for x in jax.tree.leaves(arrays(tree))]
 
 
@@ -94,7 +94,7 @@ def define_lstm(theta):
 
 def define_hierarchy(theta):
     weights = theta["params"]
-    # For each tensor, every number of it by name; hidden units come last.
+    # State of each tensor by name; hidden units are on the last axis.
     states = [
         {
             "momenta": np.zeros((4, *shape)),
@@ -274,7 +274,7 @@ def define_hypernetwork(theta):
     ids=["CoordinateLSTM", "HierarchicalRNN", "HyperLSTM"],
 )
 def test_it_equals_its_definition_in_numpy(optimizer, define):
-    # No weight is special, as some are before training.
+    # Perturb all weights, as some have special values before training.
     theta = jax.tree.map(np.asarray, theta_of(optimizer))
     theta = jax.tree.map(np.add, theta, random_like(0, theta, 0.1))
     theta = jax.tree.map(jnp.asarray, theta)
@@ -282,7 +282,7 @@ def test_it_equals_its_definition_in_numpy(optimizer, define):
     update, step = jax.jit(tx.update), define(arrays(theta))
     params, state, numpy_params = PARAMS, tx.init(PARAMS), as_tensors(PARAMS)
     for t in range(NUM_STEPS):
-        # Small and large ones: features treat them differently.
+        # Several magnitudes, as features treat small and large gradients differently.
         grads = random_like(t, PARAMS, 10.0 ** (t % 5 - 3))
         loss = 2.0 + np.cos(3.0 * t) - 0.05 * t
         updates, state = update(grads, state, params, value=jnp.asarray(loss))
@@ -342,7 +342,7 @@ def test_it_descends_untrained(optimizer, key):
         (params, _), _ = jax.lax.scan(step, carry, length=200)
         return loss(params) / loss(start)
 
-    # One by one: batches of QR factorisations can wait for each other for good.
+    # Sequential, as batches of QR factorizations can deadlock.
     ratios = jax.jit(lambda keys: jax.lax.map(ratio, keys))(jax.random.split(key, 8))
     assert ratios.max() < 0.3
     assert jnp.median(ratios) < 0.1

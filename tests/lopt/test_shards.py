@@ -1,6 +1,6 @@
-"""On a sharded tensor every CPU device does its own part, and nothing is gathered.
+"""Every CPU device updates its own shard of a tensor, without an all-gather.
 
-There are several in a process of its own: `python -c` calls `report_shards`.
+The devices exist in a subprocess only: `python -c` calls `report_shards`.
 """
 
 import functools
@@ -31,7 +31,7 @@ CASES += ["wide, rows, blocks", "narrow, both, blocks", "wide, both, explicit"]
 
 
 def report_case(case):
-    """Returns how far numbers are off, and what the compiled program is like."""
+    """Compare a sharded update with one device and analyze its compiled program."""
     name, spec, *others = case.split(", ")
     if "blocks" in others:
         native.is_available = lambda: False
@@ -67,7 +67,7 @@ def report_case(case):
 
 
 def report_shards():
-    """Prints the reports; all tensors are large ones, and go in several blocks."""
+    """Print all reports as JSON, with every tensor treated as large, in blocks."""
     pointwise._MANY, pointwise._LARGE_BLOCK = 1, 512
     is_available = native.is_available
     report = {"is native": native.is_available()}
@@ -89,5 +89,5 @@ def test_every_device_does_its_share(case):
     assert report["gathers"] == 0
     assert report["native calls"] == (0 if "blocks" in case or not is_native else 2)
     assert report["is sharded"]
-    # Factored moments of a vector are as large as itself.
+    # Factored moments of a vector are as large as the vector.
     assert report["temporary"] < 3 or case == "narrow, vector"

@@ -9,7 +9,7 @@ from tasks.mlp import MLP
 
 @pytest.fixture
 def path(tmp_path, key):
-    """A file in the directory of a run."""
+    """Path of an exported optimizer in a run directory."""
     optimizer = PerParameterMLP(width=4)
     card = {
         "tasks": [to_dict(MLP(width=8))],
@@ -40,7 +40,7 @@ def test_the_card_is_shown_as_a_table(is_run, path, capsys, monkeypatch):
     assert rows["format"] == "1"
     assert rows["checksum"] == f"sha256 {lopt.read_card(path)['sha256'][:12]}"
     assert rows["size"] == f"{path.stat().st_size:,} bytes"
-    assert rows["mood"] == "good [red]?[2J"  # nothing that a terminal obeys
+    assert rows["mood"] == "good [red]?[2J"  # no control characters
     assert f"lopt.load('{path}', num_steps=...)" in shown
 
 

@@ -1,4 +1,4 @@
-"""A user's mistakes: one clear sentence, exit code 2, no traceback, nothing lost."""
+"""Command line: user errors give a clear message and exit code 2, no traceback."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused before any work, with what would."""
+"""Incompatible systems and estimators are refused early, with an alternative."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ THETA = jnp.asarray(0.5)
 
 @dataclass(frozen=True)
 class Simulator(InfluenceBalancing):
-    """Its loss comes from outside of jax."""
+    """System whose loss comes from a host callback."""
 
     def step(self, theta, state, x):
         state, loss = InfluenceBalancing.step(self, theta, state, x)
@@ -34,7 +34,7 @@ class Simulator(InfluenceBalancing):
 
 @dataclass(frozen=True)
 class Accuracy(InfluenceBalancing):
-    """Its loss has no slope anywhere."""
+    """System whose loss is piecewise constant."""
 
     def step(self, theta, state, x):
         state, loss = InfluenceBalancing.step(self, theta, state, x)
@@ -43,7 +43,7 @@ class Accuracy(InfluenceBalancing):
 
 @dataclass(frozen=True)
 class MetaLearnedStart(InfluenceBalancing):
-    """Theta acts through the first state alone."""
+    """System in which theta affects only the initial state."""
 
     def init_state(self, theta, data, horizon, key):
         return theta * jnp.ones(self.dim)

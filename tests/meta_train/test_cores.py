@@ -1,4 +1,4 @@
-"""Cores are devices where that pays; nothing starts jax before that is known."""
+"""One CPU device per core for large pairs, chosen before JAX is initialized."""
 
 import subprocess
 import sys

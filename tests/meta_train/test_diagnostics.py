@@ -1,4 +1,4 @@
-"""What is said of an estimator is what it is."""
+"""Measured bias, variance and order of estimators."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Inner training: what a step's loss is, and what it costs to get its data."""
+"""Inner training: losses, data splits, host transfers and learned task settings."""
 
 import jax
 import jax.numpy as jnp

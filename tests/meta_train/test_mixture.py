@@ -1,4 +1,4 @@
-"""Mixtures of tasks: what a run of them logs, validates, selects and refuses."""
+"""Task mixtures: metrics, validation, selection of theta and refused settings."""
 
 import dataclasses
 import json

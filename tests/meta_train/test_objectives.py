@@ -1,4 +1,4 @@
-"""Meta-objectives: what the losses of an episode add up to, over windows too."""
+"""Meta-objectives: losses of whole episodes, also across truncation windows."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def test_an_episodes_costs_add_up_to_its_last_loss_on_one_input(system, length, 
     episode = truncation.init(final, data, theta, whole, key)
     advance = jax.jit(lambda e, key: truncation.advance(final, data, theta, e, key))
     take_step = jax.jit(lambda state, x: final.step(theta, state, x)[0])
-    for number in range(3):  # what the last episode left behind must not matter
+    for number in range(3):  # no state is carried over between episodes
         total, before, window_key = 0.0, episode, key
         for i in range(HORIZON // length):
             before = episode
@@ -39,7 +39,7 @@ def test_an_episodes_costs_add_up_to_its_last_loss_on_one_input(system, length, 
             episode, costs = advance(before, window_key)
             total += costs.sum()
         fixed = episode.state.fixed
-        # Once more up to the last step, of which the loss is then taken by hand.
+        # Replay the last window up to its last step, then compute that loss directly.
         keys = jax.random.split(jax.random.split(window_key, 3)[2], length)
         state = before.state
         if before.is_new:

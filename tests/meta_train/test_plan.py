@@ -1,4 +1,4 @@
-"""Plans for pods, from programs compiled for chips that are not here."""
+"""Plans for pods, from programs compiled for chips that are not attached."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def test_a_pod_exchanges_theta_once_and_needs_no_more_of_each_chip(
     for found in (first, second):
         (exchange,) = found.collectives
         assert exchange.operation == "all-reduce"
-        assert exchange.num_bytes < 100  # theta is two numbers, and there are six means
+        assert exchange.num_bytes < 100  # two elements of theta and six means
     assert first.memory == second.memory
     chip = CHIPS[large.partition(":")[0]]
     assert second.seconds(chip) < 1.5 * second.seconds(chip, 1)
@@ -89,7 +89,7 @@ def test_work_counts_loops_and_what_moves():
     work = count_work(jax.jit(function).lower(x).compile().as_text())
     np.testing.assert_allclose(work.products, 7 * 2 * 64**3, rtol=0.01)
     np.testing.assert_allclose(work.others, 7 * 64**2, rtol=0.01)
-    least = 7 * 4 * x.nbytes  # the product reads one and writes one, tanh as well
+    least = 7 * 4 * x.nbytes  # product and tanh each read and write one array
     assert least <= work.moved < 2 * least
     assert 14 <= work.operations < 60
 

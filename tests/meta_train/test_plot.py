@@ -1,4 +1,4 @@
-"""Figures of runs."""
+"""Figures of meta-training runs."""
 
 import dataclasses
 import json
@@ -35,7 +35,7 @@ def test_a_run_draws_itself_and_can_be_drawn_again(lopt_command, tmp_path):
     assert done.returncode == 0, done.stderr
     for kind in ("png", "svg"):
         assert (tmp_path / "out" / f"progress.{kind}").exists()
-    # With what the optimizer does, which takes a while to find out.
+    # `lopt plot` adds the learned step sizes, which are slow to compute.
     assert len((tmp_path / "out" / "progress.png").read_bytes()) > len(own)
     done = lopt_command("plot", "nowhere")
     assert done.returncode == 2

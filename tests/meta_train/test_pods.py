@@ -1,4 +1,4 @@
-"""Several real processes on loopback: one result, and one end whatever happens."""
+"""Multi-process runs on loopback: same result as one process; all exit on a fault."""
 
 import re
 import signal
@@ -18,7 +18,7 @@ RUN = (
     *("--log-every-steps=500", "--evaluate-every-steps=0"),
 )
 SHORT = ("quadratic-schedule", "--num-outer-steps=50")
-SECONDS = 90  # for anything at all to happen
+SECONDS = 90  # default timeout
 LOPT = "from lopt.__main__ import main; sys.exit(main(sys.argv[1:]))"
 FAILING = """
 import jax
@@ -34,7 +34,7 @@ Trainer.run = fail
 
 @pytest.fixture
 def launch(tmp_path):
-    """Starts processes of one run; none outlives the test."""
+    """Function that starts the processes of one run; all are killed after the test."""
     started = []
 
     def start(*arguments, num=2, run_dirs=None, code="", flags=None, devices=1):
@@ -76,7 +76,7 @@ def launch(tmp_path):
 
 
 def ended(processes, seconds=SECONDS):
-    """Waits, and returns exit codes and what was printed."""
+    """Wait for processes to exit; return their exit codes and output."""
     end = time.monotonic() + seconds
     codes = [p.wait(timeout=max(end - time.monotonic(), 0.1)) for p in processes]
     return codes, [p.log.read_text() for p in processes]
@@ -88,7 +88,7 @@ def theta(run_dir):
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The same run in one process."""
+    """Theta of the same run in one process, without faults."""
     folder = tmp_path_factory.mktemp("undisturbed")
     arguments = (*RUN, "--wandb=off", "--run-dir=run", "--estimator.deterministic")
     subprocess.run(
@@ -129,7 +129,7 @@ def freeze(processes, which):
     processes[which].send_signal(signal.SIGSTOP)
 
 
-# What is done, to which process, and what the others say of it.
+# Fault, index of its process, code to run first, and error message of the others.
 FAULTS = {
     "a worker is killed": (kill, 1, "", "another process is gone"),
     "the coordinator is killed": (kill, 0, "", "gone|coordination service"),

@@ -1,4 +1,4 @@
-"""The count of operations against XLA's own, where there is no loop, and by hand."""
+"""Operation counts against XLA's cost analysis (without loops) and by hand."""
 
 import jax
 import jax.numpy as jnp

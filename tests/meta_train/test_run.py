@@ -1,4 +1,4 @@
-"""Whole runs as a user starts, kills, damages and resumes them."""
+"""Complete runs that are started, killed, damaged and resumed."""
 
 import dataclasses
 import json
@@ -50,8 +50,8 @@ def sealed_steps(run_dir):
 
 
 def start_and_signal(tmp_path, run_dir, number, at_step):
-    """Starts the run, signals it once it has a checkpoint, and waits for its end."""
-    # Enough work that the signal finds it busy.
+    """Start the run, signal it once it has a checkpoint, and wait until it exits."""
+    # `RUN` is long enough that the signal arrives during training.
     process = subprocess.Popen(
         [sys.executable, "-m", "lopt", *RUN, "--run-dir", str(run_dir)],
         cwd=tmp_path,
@@ -195,7 +195,7 @@ def test_export_looks_at_a_run_that_goes_on_and_leaves_it_alone(
     run_dir = tmp_path / "run"
     subprocess.run(["cp", "-r", whole_run, run_dir], check=True)
     newest = run_dir / "checkpoints" / "3000"
-    (newest / "sha256.json").unlink()  # as between Orbax's commit and the seal
+    (newest / "sha256.json").unlink()  # as between Orbax's commit and the manifest
     exported = lopt_command("export", run_dir, "--out", "x", JAX_NUM_CPU_DEVICES="3")
     assert exported.returncode == 0, exported.stderr
     assert "Checkpoint 3000 was not finished" in exported.stdout
@@ -246,7 +246,7 @@ def test_a_run_goes_on_while_the_disk_is_full(tmp_path):
         text=True,
     ) as process:
         wait_for(tmp_path / "run/checkpoints/500/sha256.json", process)
-        # No file may grow beyond this: none of a checkpoint can be written whole.
+        # Limit the file size, so that no checkpoint can be written completely.
         everything = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
         little = (4_000, everything[1])
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, little)
@@ -288,7 +288,7 @@ def test_a_population_grows_and_shrinks_on_request(num_pairs, tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", print)
     assert (checkpoints.latest, checkpoints.population_size()) == (30, num_pairs)
     checkpoints.close()
-    # Those that are kept are what they were, and stay spread over the ages.
+    # Remaining pairs are unchanged and stay spread over the ages of episodes.
     checkpoints = Checkpoints(tmp_path / "checkpoints", print)
     checkpoints.latest = 7
     trainer = make_trainer(other)

@@ -1,4 +1,4 @@
-"""The closed forms against simulation, and against the real estimator."""
+"""Closed-form variances against simulation and against the estimators."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -23,7 +23,7 @@ SIZES = [(1, 3), (2, 1), (4, 5), (10, 2)]
 
 
 def total_variance(samples):
-    """Returns the summed variance and its standard error, by batches."""
+    """Compute the total variance and its standard error, from 20 batches."""
     batches = np.asarray(samples).reshape(20, -1, samples.shape[-1])
     values = batches.var(axis=1, ddof=1).sum(axis=1)
     return values.mean(), values.std(ddof=1) / np.sqrt(20)
@@ -54,7 +54,7 @@ def test_the_four_structures_follow_from_the_general_form(
     variance, squared = jax.vmap(both)(jax.random.split(key, 5_000))
     expected = relative_variance(structure, num_windows, size)
     ratio = variance.mean() / squared.mean()
-    # A ratio of means, of which the noise is in both; none if nothing is drawn.
+    # Standard error of a ratio of means (delta method); 0 if nothing is random.
     error = jnp.std(variance - ratio * squared) / squared.mean() / np.sqrt(5_000)
     assert error < 0.05 * expected
     assert abs(ratio - expected) < 4 * error + 1e-5 * expected
@@ -69,7 +69,7 @@ def test_subdividing_halves_the_variance_at_best():
 
 @dataclass(frozen=True)
 class _Linear(UnrolledSystem):
-    """Losses that are linear in theta, all of which so far counts."""
+    """System with losses linear in theta, summed over all steps so far."""
 
     def load(self):
         return ()

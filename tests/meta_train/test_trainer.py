@@ -31,7 +31,7 @@ def make_trainer(*systems, estimator=None, **optimizer):
 
 
 def run(trainer, *lengths, seed=0):
-    """Takes outer updates in calls of the given lengths."""
+    """Take outer updates in calls of the given lengths."""
     data = trainer.load()
     state = trainer.init(data, seed)
     metrics = {}
@@ -41,7 +41,7 @@ def run(trainer, *lengths, seed=0):
 
 
 def test_the_step_compiles_once_whatever_the_number_of_updates():
-    trainer = make_trainer(b1=0.8)  # like no other test's, so nothing is cached
+    trainer = make_trainer(b1=0.8)  # unique to this test, so not in the jit cache
     before = Trainer.compiled_run._cache_size()
     run(trainer, 1, 10, 3, 7)
     assert Trainer.compiled_run._cache_size() == before + 1
@@ -146,7 +146,7 @@ def test_learning_rate_schedules(schedule):
     sizes = []
     for _ in range(10):
         update, state = optimizer.update(jnp.ones(()), state, theta)
-        sizes.append(-float(update))  # Adam's step on a constant gradient is the rate
+        sizes.append(-float(update))  # Adam's step is the rate for a constant gradient
     np.testing.assert_allclose(sizes[:3], [0.0, 0.5, 1.0], atol=1e-5)
     falls = np.diff(sizes[2:])
     assert (
@@ -193,7 +193,7 @@ def test_a_subset_of_the_systems_is_unrolled_and_the_mean_is_unbiased():
         (i,) = np.flatnonzero(np.isfinite(losses))
         drawn.append(i)
         np.testing.assert_allclose(metrics["loss"], losses[i], rtol=1e-6)
-        # Nothing happens to the others.
+        # Populations of the other systems are unchanged.
         for j in {0, 1, 2} - {int(i)}:
             chex.assert_trees_all_equal(after.populations[j], now.populations[j])
         means.append(metrics["grad_norm"])

@@ -41,7 +41,7 @@ def test_random_horizons_are_drawn_as_often_as_promised(key):
 
 
 def ages(truncation, num_episodes, num_windows, key):
-    """Returns the age of every episode before each window."""
+    """Collect the age of every episode before each window: (windows, episodes)."""
 
     def init(end, key):
         return truncation.init(SYSTEM, (), THETA, end, key)
@@ -59,9 +59,9 @@ def ages(truncation, num_episodes, num_windows, key):
 
 def test_staggered_episodes_show_every_age_at_every_update(key):
     history = ages(Truncation(length=5, horizon=40), 16, 24, key)
-    for row in history[8:]:  # once the first episodes, cut short, are over
+    for row in history[8:]:  # after the shortened first episodes
         assert Counter(row.tolist()) == dict.fromkeys(range(0, 40, 5), 2)
-    assert (history[0] == 0).all()  # nobody starts with a clock that lies
+    assert (history[0] == 0).all()  # first episodes start at age 0
 
 
 def test_episodes_that_are_not_staggered_stay_in_step(key):

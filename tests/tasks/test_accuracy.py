@@ -1,4 +1,4 @@
-"""Networks learn what they should from real images."""
+"""Accuracy of networks on real images."""
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ from tests.conftest import needs_data
 
 
 def final_error(task, num_steps, learning_rate=1e-3):
-    """Trains with Adam and returns the share of mistakes on the test set."""
+    """Train with Adam and compute the error rate on the test set."""
     optimizer = optax.adam(optax.cosine_decay_schedule(learning_rate, num_steps))
 
     @jax.jit
@@ -55,7 +55,7 @@ def test_an_mlp_after_two_epochs(dataset, accuracy):
     "dataset", [pytest.param("cifar10", marks=needs_data(MLP("cifar10")))]
 )
 def test_a_resnet_is_well_above_an_mlp_at_equal_steps(dataset):
-    num_steps = 3_000  # ten minutes
+    num_steps = 3_000  # about ten minutes
     resnet = final_error(ResNet(dataset, width=16), num_steps, learning_rate=3e-3)
     mlp = final_error(MLP(dataset, width=128), num_steps, learning_rate=3e-3)
     assert resnet < mlp - 0.05

@@ -1,4 +1,4 @@
-"""Wrappers change what they say and nothing else; partners see the same draw."""
+"""Task augmentations and families; antithetic partners share a draw."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ TASK = MLP(width=4, depth=1)
 
 
 def problems(family, key):
-    """Returns the plain problem and the changed one, with parameters and batches."""
+    """Draw constants and build the plain and augmented problem, params and batch."""
     constants = family.draw(key)
     plain, changed = TASK.at(()), family.at(constants)
     data = family.load()
@@ -166,5 +166,5 @@ def test_partners_share_a_draw_and_pairs_do_not(family, key):
     for draw in draws:
         np.testing.assert_array_equal(draw[:, 0], draw[:, 1])
         assert len({row.tobytes() for row in draw[:, 0]}) == 3
-    np.testing.assert_array_equal(draws[0], draws[1])  # one episode
-    assert (draws[1] != draws[2]).any()  # the next one
+    np.testing.assert_array_equal(draws[0], draws[1])  # same episode
+    assert (draws[1] != draws[2]).any()  # next episode

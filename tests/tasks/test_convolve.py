@@ -1,4 +1,4 @@
-"""Convolutions by patches are convolutions, and so are their gradients."""
+"""Patch-based convolutions and their gradients equal those of JAX."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Datasets: where they are looked for, how they are split, and what is refused."""
+"""Datasets: data directory, splits, normalization, preparation and bad files."""
 
 import gzip
 import io
@@ -21,7 +21,7 @@ SPLITS = ("train", "validation", "test")
 
 @pytest.fixture
 def directory(tmp_path, monkeypatch):
-    """An empty data directory."""
+    """Empty data directory."""
     monkeypatch.setenv("LOPT_DATA_DIR", str(tmp_path))
     return tmp_path
 
@@ -126,7 +126,7 @@ def test_impossible_tasks_are_refused(fields, complaint):
 
 
 def fake_files(name, folder):
-    """Writes small files in the layout of the official ones, and describes them."""
+    """Write small files in the official layout and list their URLs and checksums."""
     rng = np.random.default_rng(0)
     folder.mkdir()
 
@@ -162,7 +162,7 @@ def fake_files(name, folder):
 
 @pytest.fixture(params=["mnist", "cifar10"])
 def mirrored(request, directory, tmp_path_factory, monkeypatch):
-    """A dataset whose files lie in a directory, and the URL of that."""
+    """Name of a dataset and the local directory that mirrors its files."""
     folder = tmp_path_factory.mktemp("mirror") / "files"
     files = fake_files(request.param, folder)
     monkeypatch.setattr(prepare, "_official", lambda dataset: files)

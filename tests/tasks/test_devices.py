@@ -25,7 +25,7 @@ CASES = [
 
 
 def train(name):
-    """Returns the loss and theta after two windows of four pairs."""
+    """Compute the loss and theta after two outer updates with four pairs."""
     problem = ZOO[name].problem
     if isinstance(problem, Family):
         problem = InnerTraining(problem, Baseline("adam"))

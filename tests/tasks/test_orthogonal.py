@@ -19,8 +19,8 @@ def test_no_direction_is_favoured(key):
     num, dim = 4_000, 3
     draw = jax.vmap(lambda key: orthogonal(key, (dim, dim)))
     found = np.asarray(draw(jax.random.split(key, num)), float)
-    # Of the entries of such a matrix, Q, the means are 0, of squares 1 / n, and of
-    # fourth powers 3 / (n (n + 2)); of both signs of the determinant there are as many.
+    # Under the Haar measure, entries have mean 0, second moment 1 / n and fourth moment
+    # 3 / (n (n + 2)). Both signs of the determinant are equally likely.
     moments = {1: 0.0, 2: 1 / dim, 4: 3 / (dim * (dim + 2))}
     for power, expected in moments.items():
         values = found**power
@@ -28,8 +28,8 @@ def test_no_direction_is_favoured(key):
         assert (abs(values.mean(axis=0) - expected) < 4.5 * error).all()
     determinants = np.linalg.det(found)
     assert abs(determinants.mean()) < 4.5 / num**0.5
-    # Rows and columns on either side are turned alike: an entry does not depend on
-    # another one of its row.
+    # The distribution is invariant to orthogonal maps on either side, so entries of a
+    # row are uncorrelated.
     product = found[:, 0, 0] * found[:, 0, 1]
     assert abs(product.mean()) < 4.5 * product.std(ddof=1) / num**0.5
 

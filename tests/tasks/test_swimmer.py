@@ -1,4 +1,4 @@
-"""Swimmer is gymnasium's, step by step, for every member of a population."""
+"""Swimmer equals gymnasium's bit for bit, and population members are independent."""
 
 import jax
 import jax.numpy as jnp

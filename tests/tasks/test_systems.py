@@ -1,4 +1,4 @@
-"""The analytic problems equal their definitions in the papers."""
+"""Analytic problems equal their definitions in the papers."""
 
 import jax
 import jax.numpy as jnp

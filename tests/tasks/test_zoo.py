@@ -1,4 +1,4 @@
-"""Everything in the zoo keeps the contract of its kind."""
+"""Conformance of every task and system in the zoo."""
 
 import chex
 import jax
@@ -14,7 +14,7 @@ from tasks.supervised import Supervised
 from tasks.zoo import ZOO
 from tests.conftest import needs_data
 
-# What shows nothing that another does not, or takes a minute to compile here.
+# Tasks that are redundant here, or that take a minute to compile.
 SLOW = {
     "digits-mlp-wide",
     "digits-mlp-deep",
@@ -66,7 +66,7 @@ def cases(kind):
 
 
 def runner(system, data, num_steps):
-    """Returns a function that unrolls episodes side by side, and compiles once."""
+    """Build a function that unrolls a batch of episodes and compiles once."""
 
     @jax.jit
     @chex.assert_max_traces(1)

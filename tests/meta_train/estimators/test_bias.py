@@ -1,7 +1,7 @@
-"""The property that makes an estimator worth having: its mean is the gradient.
+"""Bias of gradient estimators against exact meta-gradients.
 
-Every estimator of the registry is held to what it says of itself, so that one which is
-added is tested before it has a test of its own.
+Every registered estimator is tested against its own `is_unbiased`, so that a new one is
+covered as soon as it is registered.
 """
 
 import dataclasses
@@ -29,34 +29,34 @@ from tests.meta_train.estimators.truth import (
 
 WHOLE_EPISODES = {FullES, FullBackprop, Reparameterization}
 LENGTHS = (1, 4, HORIZON)
-# One that divides neither the window nor the horizon.
+# The period divides neither the window length nor the horizon.
 OTHER_FIELDS = {"period": 5, "num_windows": 4.0}
 
 
 def make(kind, problem, length, **fields):
-    """Returns an estimator with a population that suits what one member costs."""
+    """Build an estimator with a population size that suits the cost of a member."""
     names = {field.name for field in dataclasses.fields(kind)}
     fields = OTHER_FIELDS | {"std": PROBLEMS[problem].std} | fields
     if "num_pairs" in names:
         fields["num_pairs"] = 1024
     if "num_episodes" in names:
         fields["num_episodes"] = 64 if kind.one_by_one else 512
-        fields["std"] = 1e-4  # derivatives need no distance
+        fields["std"] = 1e-4  # derivatives need no finite perturbation
     fields = {name: value for name, value in fields.items() if name in names}
     return kind(PROBLEMS[problem].truncation(length), **fields)
 
 
 def deviation(estimator, problem, objective, key, enough=0.04):
-    """Returns how far off the mean is, in standard errors, and those in gradients."""
+    """Compute the bias in standard errors, and the error relative to the gradient."""
     exact = exact_gradient(problem, objective, estimator.truncation.length)
     norm = np.linalg.norm(exact)
     mean, error = mean_and_error(estimator, problem, objective, key, enough * norm)
-    error = max(error, 3e-5 * norm)  # where nothing is random, rounding is left
+    error = max(error, 3e-5 * norm)  # rounding, if nothing is random
     return np.linalg.norm(mean - exact) / error, error / norm
 
 
 def cases():
-    """Yields every combination that can differ; most of them are for the slow run."""
+    """Yield all distinct combinations; most of them are marked as slow."""
     for name, kind in ESTIMATORS.items():
         for problem in PROBLEMS:
             for length in LENGTHS:
@@ -66,7 +66,7 @@ def cases():
                 if not estimator.is_unbiased:
                     continue
                 if kind in WHOLE_EPISODES and length != 4:
-                    continue  # windows do not matter to it
+                    continue  # independent of the window length
                 for objective in OBJECTIVES:
                     easy = problem == "influence balancing" and objective == "mean"
                     hard = problem == "schedule" and objective == "final"
@@ -88,7 +88,7 @@ def cases():
 @pytest.mark.parametrize(("estimator", "problem", "objective"), list(cases()))
 def test_what_says_it_is_unbiased_is(estimator, problem, objective, key):
     errors_off, error = deviation(estimator, problem, objective, key)
-    assert error < 0.05  # or the test could not fail
+    assert error < 0.05  # or the test has no power
     assert errors_off < 4
 
 

@@ -1,4 +1,4 @@
-"""What estimators cost, from the compiled programs, grows as the paper's table says."""
+"""FLOPs and memory of compiled estimators scale as in the table of the paper."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from tasks.base import UnrolledSystem
 
 @dataclass(frozen=True)
 class Sized(UnrolledSystem):
-    """As much state and as many parameters as one likes, all of them used."""
+    """System with states and theta of any size, all of which affect the loss."""
 
     state_size: int
     theta_size: int
@@ -27,7 +27,7 @@ class Sized(UnrolledSystem):
         return jnp.linspace(0.0, 0.1, self.theta_size)
 
     def init_state(self, theta, data, horizon, key):
-        # One number for all: drawing so many at once takes as much memory again.
+        # Broadcast one draw: drawing the whole state would double its memory.
         return jax.random.uniform(key) + jnp.zeros(self.state_size)
 
     def sample_input(self, data, state, key):
@@ -49,13 +49,13 @@ def costs(name, *, k=8, t=256, n=4, s=512, p=512):
 
 
 def exponents(name, axis, low, high, **others):
-    """Returns how FLOPs and bytes grow with one size: the slope between two."""
+    """Compute the scaling exponents of FLOPs and bytes between two sizes."""
     few = costs(name, **{axis: low}, **others)
     many = costs(name, **{axis: high}, **others)
     return np.log(many / few) / np.log(high / low)
 
 
-# FLOPs and bytes as powers of: window, horizon, members, state, parameters.
+# Exponents of (FLOPs, bytes) in window length, horizon and population size.
 EXPECTED = {
     "PES": {"k": (1, 0), "t": (0, 0), "n": (1, 1)},
     "NoiseReuseES": {"k": (1, 0), "t": (0, 0), "n": (1, 1)},

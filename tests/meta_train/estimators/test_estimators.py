@@ -1,4 +1,4 @@
-"""What every estimator promises, and what their shared population does."""
+"""Contract of every gradient estimator, and the population code that they share."""
 
 import dataclasses
 
@@ -133,7 +133,7 @@ def test_losses_that_are_not_finite_are_capped_at_the_worst_finite_one():
 def test_a_partner_that_diverges_pushes_theta_away():
     losses = jnp.asarray([[1.0, jnp.inf], [1.0, 0.5]])
     sample = pair_sample(losses, jnp.asarray([0.1]), std=0.1, mean_length=2)
-    assert sample.grad[0] > 0  # against the gradient is towards the other partner
+    assert sample.grad[0] > 0  # descent moves theta towards the other partner
     assert sample.diverged
 
 
@@ -165,7 +165,7 @@ def test_signal_to_noise_is_the_squared_mean_over_its_variance():
 
 
 class _Exploding(InfluenceBalancing):
-    """Diverges at once when theta is large."""
+    """System with NaN losses for theta > 0.5."""
 
     def step(self, theta, state, x):
         state, loss = InfluenceBalancing.step(self, theta, state, x)
@@ -182,7 +182,7 @@ def test_a_diverged_member_is_restarted_and_counted(name, key):
     assert jnp.isfinite(estimate.grad)
     is_episode = lambda x: isinstance(x, Episode)
     for part in jax.tree.leaves(state, is_leaf=is_episode):
-        if is_episode(part):  # it must start anew
+        if is_episode(part):  # diverged episodes restart
             assert part.is_new.sum() >= estimate.diagnostics["num_nonfinite"]
 
 
@@ -206,12 +206,12 @@ def test_the_accumulator_is_the_noise_since_the_episode_began(key):
         update_key = jax.random.fold_in(key, i)
         _, state = pes.update(SYSTEM, data, theta, state, update_key)
         noise = draw_noise(theta, 4, 0.1, jax.random.split(update_key)[0])
-        expected = noise if i == 3 else expected + noise  # 3 windows to an episode
+        expected = noise if i == 3 else expected + noise  # 3 windows per episode
         np.testing.assert_allclose(state.accumulator, expected, rtol=1e-5)
 
 
 def updates(estimator, system, num, key):
-    """Returns the estimates of `num` updates at a fixed theta, and the last state."""
+    """Compute the gradient estimates of `num` updates at a fixed theta."""
     data, theta = system.load(), system.init_theta(key)
 
     def update(state, key):
@@ -230,7 +230,7 @@ def test_generalized_pes_renewed_with_each_window_is_pes(length, key):
     truncation = Truncation(length, horizon=20)
     pes = PES(truncation, num_pairs=8, std=0.1)
     general = GeneralizedPES(truncation, num_pairs=8, std=0.1, period=length)
-    # Compiled, the two are fused in different ways, which may round the last bit.
+    # Without jit, as XLA fuses the two programs differently, which changes rounding.
     with jax.disable_jit():
         ours, theirs = (updates(e, NOISY, 7, key) for e in (general, pes))
     np.testing.assert_array_equal(ours, theirs)
@@ -259,7 +259,7 @@ def test_rtrl_is_full_backprop_with_the_same_inputs(system, key):
 
 
 def test_rtrl_in_windows_is_rtrl_of_the_episode(key):
-    system = Recurrence()  # nothing is random, so windows see what the episode sees
+    system = Recurrence()  # deterministic, so windows and episodes agree
     grads = [
         updates(
             RTRL(Truncation(length, 12, staggered=False), num_episodes=1),

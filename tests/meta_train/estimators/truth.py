@@ -1,6 +1,6 @@
-"""Systems whose outer gradient is known exactly, and how far an estimator is from it.
+"""Systems with a known exact meta-gradient, and the mean of estimates of it.
 
-Nothing in them is random but the horizon, so one differentiation gives the truth.
+Only the horizon is random, so one differentiation per horizon gives the exact gradient.
 """
 
 import functools
@@ -24,7 +24,7 @@ HORIZON = 12
 
 @dataclass(frozen=True)
 class Recurrence(UnrolledSystem):
-    """A small nonlinear network that is to reach a target, and starts from theta."""
+    """Small recurrent network with a target; its initial state depends on theta."""
 
     def load(self):
         return ()
@@ -47,7 +47,7 @@ class Recurrence(UnrolledSystem):
 
 @dataclass(frozen=True)
 class FullBatchMLP(Task):
-    """A tanh network on eight points, always the same and from the same start."""
+    """Tanh network on eight fixed points, with fixed initial parameters."""
 
     def load(self, split="train"):
         inputs = jnp.linspace(-1.0, 1.0, 8)[:, None]
@@ -68,7 +68,7 @@ class FullBatchMLP(Task):
 
 @dataclass(frozen=True)
 class Problem:
-    """A system, where on it, how far perturbations may go, and its horizons."""
+    """A system, the scale of perturbations, and the range of horizons."""
 
     system: UnrolledSystem
     std: float
@@ -87,7 +87,7 @@ class Problem:
 
 
 PROBLEMS = {
-    # Quadratic in theta: smoothing changes nothing, whatever the noise.
+    # Quadratic in theta, so Gaussian smoothing of any scale keeps the gradient.
     "influence balancing": Problem(InfluenceBalancing(dim=5, num_positive=2), std=0.1),
     "recurrence": Problem(Recurrence(), std=0.01),
     "schedule": Problem(
@@ -98,7 +98,7 @@ PROBLEMS = {
 
 
 def total(objective, losses):
-    """The horizon times an objective, written out from the plain losses."""
+    """Compute the horizon times an objective from the plain losses."""
     num = len(losses)
     if objective.endswith("log"):
         epsilon = LogLoss.epsilon
@@ -112,7 +112,7 @@ def total(objective, losses):
 
 @functools.cache
 def exact_gradient(name, objective, length):
-    """Returns the gradient by one exact differentiation of the plain losses."""
+    """Compute the exact meta-gradient by differentiation of the plain losses."""
     problem = PROBLEMS[name]
     system, data = problem.system, problem.data
     truncation = problem.truncation(length)
@@ -131,9 +131,9 @@ def exact_gradient(name, objective, length):
 
 
 def mean_and_error(estimator, name, objective, key, enough=0.0):
-    """Returns the mean estimate at a fixed theta, and its standard error.
+    """Compute the mean estimate at a fixed theta and its standard error.
 
-    Repeats until the error is no more than `enough`, but not for ever.
+    Repeats until the standard error is at most `enough`, for at most 40 batches.
     """
     problem = PROBLEMS[name]
     system, data, theta = problem.system, problem.data, problem.theta
@@ -147,7 +147,7 @@ def mean_and_error(estimator, name, objective, key, enough=0.0):
     def repeat(key):
         key_init, key_first, key_windows = jax.random.split(key, 3)
         state = estimator.init(system, data, theta, key_init)
-        # The first episodes are cut short: let them run out.
+        # Discard the first episodes, which are shortened by staggering.
         keys = jax.random.split(key_first, 2 * num_windows)
         state, _ = jax.lax.scan(window, state, keys)
         keys = jax.random.split(key_windows, num_windows)

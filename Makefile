@@ -1,7 +1,7 @@
-# `make demo` and `make test` need python3 and nothing else; both are incremental.
+# `make demo` and `make test` require only python3; both are incremental.
 PYTHON ?= python3
 
-# Another interpreter gets a venv of its own, so that both stay usable.
+# A non-default interpreter has a separate venv, so that both stay usable.
 ifeq ($(origin PYTHON),file)
 VENV := .venv
 else
@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 RUN ?= runs/demo
 
-.PHONY: demo test lint test-fast test-slow benchmark clean
+.PHONY: demo test lint test-fast test-slow benchmark docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/lopt meta-train demo --run-dir $(RUN)
@@ -34,6 +34,10 @@ test-slow: $(VENV)/.installed-dev
 benchmark: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.overhead
 
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
+	@echo 'Open site/index.html'
+
 $(VENV)/.venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lopt needs Python 3.11 or newer, %s is %d.%d: try make PYTHON=python3.11" % (sys.executable, *sys.version_info[:2]))'
 	$(PYTHON) -m venv $(VENV)
@@ -49,5 +53,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(PIP) --editable '.[dev]'
 	@touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	@echo 'Installing MkDocs into $(VENV)'
+	@$(PIP) --editable '.[docs]'
+	@touch $@
+
 clean:
-	rm -rf .venv .venv-* .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf site .venv .venv-* .pytest_cache .ruff_cache .import_linter_cache

@@ -1,4 +1,4 @@
-"""What presets are made of, and how to put other parts into them by name."""
+"""Configurations of the presets, and their composition from parts by name."""
 
 import dataclasses
 import typing
@@ -27,7 +27,7 @@ from tasks.swimmer import Swimmer
 from tasks.toy_regression import ToyRegression
 from tasks.zoo import AUGMENTATIONS, ZOO
 
-# Small beats large on a budget of minutes.
+# With a budget of minutes, a small network meta-trains better than a large one.
 _SMALL_MLP = PerParameterMLP(width=8, second_moment_decays=(0.999,))
 
 
@@ -40,7 +40,7 @@ def compose(
     augment: Sequence[str] = (),
     measure: Measure | None = None,
 ) -> MetaTrainConfig:
-    """Returns `config` with parts replaced by name; fields in common are kept."""
+    """Replace parts of `config` by name; fields in common are kept."""
     parts: dict[str, Any] = {}
     if estimator:
         kind = find("estimator", estimator, ESTIMATORS)
@@ -86,7 +86,7 @@ def _wrapped(task: Family, wrappers: Sequence[type[Augmentation]]) -> Family:
 
 
 def _mixture(*names: str) -> tuple[InnerTraining, ...]:
-    """`LearnedMuon` on tasks of the zoo."""
+    """Inner training of zoo tasks by `LearnedMuon`."""
     problems = [ZOO[name].problem for name in names]
     return tuple(
         InnerTraining(problem, LearnedMuon())

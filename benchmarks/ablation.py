@@ -198,6 +198,7 @@ def _run(variant: Variant, num_updates: int, seed: int) -> dict[str, float]:
     config = dataclasses.replace(
         general,
         systems=with_optimizer(systems),
+        system_weights=(),
         estimator=dataclasses.replace(general.estimator, num_pairs=NUM_PAIRS),
         outer_optimizer=dataclasses.replace(
             general.outer_optimizer, learning_rate=LEARNING_RATE

@@ -45,6 +45,8 @@ def compose(
     if estimator:
         kind = find("estimator", estimator, ESTIMATORS)
         parts["estimator"] = convert(config.estimator, kind)
+    if tasks:
+        parts["system_weights"] = ()  # those of the preset belong to its own tasks
     if optimizer or tasks or augment or measure:
         inner = [s for s in config.systems if isinstance(s, InnerTraining)]
         ours = inner[0].optimizer if inner else _SMALL_MLP
@@ -109,6 +111,8 @@ CONFIGS: dict[str, MetaTrainConfig] = {
             "diabetes-linear",
             "quadratics",
         ),
+        # The autoencoder and the language models have the noisiest meta-gradients.
+        system_weights=(1.0, 1.0, 1.0, 2.0, 1.0, 1.0, 3.0, 3.0, 1.0, 1.0),
         estimator=PES(
             Truncation(length=20, horizon=800, min_horizon=40),
             num_pairs=16,

@@ -363,6 +363,8 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
         "horizons": [truncation.min_horizon or truncation.horizon, truncation.horizon],
         "estimator": to_dict(config.estimator),
         "objective": config.objective,
+        "outer_optimizer": to_dict(config.outer_optimizer),
+        "system_weights": list(config.system_weights) or [1.0] * len(config.systems),
         "num_outer_steps": int(state.step),
         "seed": config.seed,
     }

@@ -15,7 +15,7 @@ from meta_train.config import MetaTrainConfig
 from meta_train.estimators import PES
 from meta_train.inner_training import InnerTraining
 from meta_train.outer_optimizer import OuterAdam
-from meta_train.preset_configs import CONFIGS
+from meta_train.preset_configs import CONFIGS, compose
 from meta_train.run import export_run, meta_train, restore
 from meta_train.truncation import Truncation
 from tasks.influence_balancing import InfluenceBalancing
@@ -153,6 +153,13 @@ def test_presets_keep_training_validation_and_held_out_tasks_apart():
     for name in ("general", "demo"):
         assert uses(CONFIGS[name].names) == {"train"}
     assert uses(general.validation_tasks) == {"validation"}
+
+
+def test_weights_of_a_preset_are_dropped_with_its_tasks():
+    general = CONFIGS["general"]
+    assert len(general.system_weights) == len(general.systems)
+    assert compose(general, tasks=["wine-mlp", "quadratic"]).system_weights == ()
+    assert compose(general, optimizer="LearnedAdam").system_weights
 
 
 def test_an_unknown_task_of_validation_is_an_error_of_the_user(tmp_path):

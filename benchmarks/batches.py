@@ -28,7 +28,9 @@ def main() -> None:
         optimizer = optax.adam(1e-3)
 
         def run(data, params, key, draws, task=task, optimizer=optimizer):
-            draw = lambda key: task.sample_batch(data, key)
+            def draw(key):
+                return task.sample_batch(data, key)
+
             keys = jax.random.split(key, NUM_STEPS)
             # Several batches, because XLA would hoist computations on a single one
             # out of the loop.

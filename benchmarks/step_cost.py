@@ -65,7 +65,10 @@ def prepare(
         the optimizer state in bytes per parameter.
     """
     keys = jax.random.split(jax.random.key(0), 2 * len(shapes))
-    draw = lambda keys: [*map(jax.random.normal, keys, shapes)]
+
+    def draw(keys):
+        return [*map(jax.random.normal, keys, shapes)]
+
     params, grads = draw(keys[::2]), draw(keys[1::2])
     state = transformation.init(params)
 

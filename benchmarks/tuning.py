@@ -86,9 +86,10 @@ def _by_runs(task: Family, groups: list[Runs]):
     def one(system, data, theta, key):
         key_init, key_steps = jax.random.split(key)
         state = system.init_state(theta, data, NUM_STEPS, key_init)
-        step = lambda state, key: system.step(
-            theta, state, system.sample_input(data, state, key)
-        )
+
+        def step(state, key):
+            return system.step(theta, state, system.sample_input(data, state, key))
+
         return jax.lax.scan(step, state, jax.random.split(key_steps, NUM_STEPS))[1]
 
     run = jax.jit(one, static_argnums=0)

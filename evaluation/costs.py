@@ -47,8 +47,13 @@ def prepare_update(shapes: Any, optimizer: LearnedOptimizer, theta: Theta) -> Ti
         Function that measures the compiled update.
     """
     params = _filled(shapes, 0.1)
-    transformation = lambda theta: optimizer.as_optax(theta, 1_000)
-    begin = lambda theta, params: transformation(theta).init(params)
+
+    def transformation(theta):
+        return optimizer.as_optax(theta, 1_000)
+
+    def begin(theta, params):
+        return transformation(theta).init(params)
+
     state = _filled(jax.eval_shape(begin, theta, params), 0.0)
     num_bytes = sum(x.nbytes for x in jax.tree.leaves(state))
 

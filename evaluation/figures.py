@@ -237,7 +237,9 @@ def _draw_sensitivity(results: Results) -> Figure:
 
 
 def _lowest(*columns: Sequence[float | None]) -> list[float]:
-    number = lambda x: math.inf if x is None else x
+    def number(x):
+        return math.inf if x is None else x
+
     return [min(map(number, row)) for row in zip(*columns, strict=True)]
 
 

@@ -209,7 +209,9 @@ def _speed_table(results: Results) -> str:
 
 
 def _how(results: Results) -> str:
-    left_out = lambda k, v: k == "judged_on" or v is None or v == []
+    def left_out(k, v):
+        return k == "judged_on" or v is None or v == []
+
     how = {k: v for k, v in results["how"].items() if not left_out(k, v)}
     items = {**how, **{f"{n}: made by": c for n, c in results["contenders"].items()}}
     lines = "".join(

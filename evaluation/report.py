@@ -94,7 +94,10 @@ def _write_csv(path: Path, results: Results) -> None:
 def best_baseline(case: Mapping[str, Any], results: Results) -> str:
     """Find the baseline with the lowest mean final loss on a task."""
     names = [name for name, m in results["methods"].items() if m["is_baseline"]]
-    loss = lambda name: case["methods"][name]["final_loss"]["value"]
+
+    def loss(name):
+        return case["methods"][name]["final_loss"]["value"]
+
     return min(names, key=lambda name: math.inf if loss(name) is None else loss(name))
 
 

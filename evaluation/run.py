@@ -259,7 +259,10 @@ def _run_case(
 
 def _same(optimizer: LearnedOptimizer, theta: Theta, keys: Key[Array, " n"]) -> Runs:
     """Make one run for each key, all with the same `theta`."""
-    repeat = lambda x: np.broadcast_to(x, (len(keys), *np.shape(x)))
+
+    def repeat(x):
+        return np.broadcast_to(x, (len(keys), *np.shape(x)))
+
     return Runs(optimizer, jax.tree.map(repeat, theta), keys)
 
 
@@ -339,7 +342,9 @@ def _with_costs(
 def _measure(
     requests: Mapping[Any, Callable[[], Timer]], cache: Cache, pool: ThreadPoolExecutor
 ) -> dict[Any, Cost]:
-    named = lambda name: name if isinstance(name, str) else None
+    def named(name):
+        return name if isinstance(name, str) else None
+
     kept = {name: cache.get(named(name), Cost) for name in requests}
     missing = [name for name, cost in kept.items() if cost is None]
     timers = list(pool.map(lambda name: requests[name](), missing))

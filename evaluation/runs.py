@@ -121,7 +121,10 @@ def _train_together(
             task, optimizers, length, data, thetas, states, keys, np.int32(first)
         )
         stretches.append(curves)
-    join = lambda *x: np.concatenate(jax.device_get(x), axis=-1)
+
+    def join(*x):
+        return np.concatenate(jax.device_get(x), axis=-1)
+
     return jax.tree.map(join, *stretches)
 
 
@@ -243,7 +246,10 @@ def _stretch(
     read = [jax.vmap(functools.partial(_read, unravel))(state) for state in states]
     measure = functools.partial(_measure, task, data.validation)
     tested = jax.vmap(measure)(_together(read))
-    shape = lambda x: x.reshape(-1, len(systems), num).transpose(1, 2, 0)
+
+    def shape(x):
+        return x.reshape(-1, len(systems), num).transpose(1, 2, 0)
+
     return states, Curves(*map(shape, (losses, *tested)))
 
 

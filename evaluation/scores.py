@@ -129,7 +129,10 @@ def _case(runs: CaseRuns) -> dict[str, Any]:
 def _values(method: Method) -> dict[str, np.ndarray]:
     final = method.curves["final"]
     gone = statistics.is_diverged(final.train_loss)
-    worst = lambda x: np.where(gone | ~np.isfinite(x), np.inf, x)
+
+    def worst(x):
+        return np.where(gone | ~np.isfinite(x), np.inf, x)
+
     values = {
         f"{metric}_loss": of(method.curves[metric].train_loss)
         for metric, of in METRICS.items()
@@ -150,7 +153,10 @@ def _winners(runs: CaseRuns) -> list[str]:
     lowest = min(finals, key=lambda name: finals[name].mean())
     if not np.isfinite(finals[lowest].mean()):
         return []
-    ratio = lambda name: statistics.ratio_interval(finals[name], finals[lowest])
+
+    def ratio(name):
+        return statistics.ratio_interval(finals[name], finals[lowest])
+
     return [name for name in finals if name == lowest or ratio(name).low <= 1]
 
 

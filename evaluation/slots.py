@@ -92,9 +92,12 @@ class Slots:
         Args:
             which: Boolean mask of slots.
         """
-        choose = lambda new, old: jnp.where(
-            jnp.reshape(jnp.asarray(which), (-1,) + (1,) * (new.ndim - 1)), new, old
-        )
+
+        def choose(new, old):
+            return jnp.where(
+                jnp.reshape(jnp.asarray(which), (-1,) + (1,) * (new.ndim - 1)), new, old
+            )
+
         self._states = jax.tree.map(choose, self._fresh(), self._states)
         self.ages[which], self.totals[which] = 0, 0.0
 
@@ -137,7 +140,9 @@ def _start(
     thetas: Float[Array, "slots size"],
     keys: Key[Array, " slots"],
 ) -> State:
-    begin = lambda theta, key: system.init_state(unravel(theta), data, horizon, key)
+    def begin(theta, key):
+        return system.init_state(unravel(theta), data, horizon, key)
+
     return jax.vmap(begin)(thetas, keys)
 
 

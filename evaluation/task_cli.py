@@ -62,7 +62,10 @@ def _list() -> int:
             progress.advance(name)
     console = progress.console
     console.print(table, "")
-    first_line = lambda kind: (kind.__doc__ or "").splitlines()[0]
+
+    def first_line(kind):
+        return (kind.__doc__ or "").splitlines()[0]
+
     sections = {
         "Augmentations, by --augment": {
             name: first_line(kind) for name, kind in AUGMENTATIONS.items()

@@ -118,9 +118,12 @@ def _judge(
     key = jax.random.fold_in(jax.random.key(options.seed), 2**32 - 6)
     rows = np.unique(np.linspace(0, len(history) - 1, _NUM_POINTS).astype(int))
     kept = [history[i] for i in rows]
-    score = lambda theta: float(
-        trainer.meta_loss((data,), theta, problem.horizon, options.num_runs, key)[0]
-    )
+
+    def score(theta):
+        return float(
+            trainer.meta_loss((data,), theta, problem.horizon, options.num_runs, key)[0]
+        )
+
     losses = [score(each.theta) for each in kept]
     return {
         "num_steps": [each.num_steps for each in kept],
@@ -142,7 +145,10 @@ def _table(name: str, options: _Tune, found: Mapping[str, Any]) -> Table:
         tuner: np.array([r["losses"][-1] for r in repeats], float)
         for tuner, repeats in found.items()
     }
-    worst = lambda x: np.inf if np.isnan(x).any() else x.mean()
+
+    def worst(x):
+        return np.inf if np.isnan(x).any() else x.mean()
+
     for tuner in sorted(ends, key=lambda tuner: worst(ends[tuner])):
         interval = mean_interval(np.nan_to_num(ends[tuner], nan=np.inf))
         if not np.isfinite(interval.value):

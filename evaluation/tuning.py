@@ -124,9 +124,12 @@ def tune(
 def _grid(candidate: Candidate, rates: np.ndarray, keys: Key[Array, " seeds"]) -> Runs:
     """Make one run for each (learning rate, schedule, seed), in row-major order."""
     shape = (len(rates), len(SCHEDULES), len(keys))
-    spread = lambda x, axis: np.broadcast_to(
-        np.expand_dims(x, [i for i in range(3) if i != axis]), shape
-    ).ravel()
+
+    def spread(x, axis):
+        return np.broadcast_to(
+            np.expand_dims(x, [i for i in range(3) if i != axis]), shape
+        ).ravel()
+
     settings = Setting(
         spread(rates, 0).astype(np.float32),
         spread(np.arange(len(SCHEDULES)), 1).astype(np.float32),

@@ -118,7 +118,10 @@ def apply_network(
     momenta, second_moment, (rows, cols) = accumulators
     if grad.ndim == 1:
         cols = rows  # Vectors are not factored: `rows` is the full second moment.
-    inverse_root = lambda x: jax.lax.rsqrt(x + 1e-8)
+
+    def inverse_root(x):
+        return jax.lax.rsqrt(x + 1e-8)
+
     small = [*rows, *cols, *map(inverse_root, rows), *map(inverse_root, cols)]
     scaling = factors(accumulators.factored, grad.shape)
     large = [grad, param, *momenta, second_moment]
@@ -143,7 +146,10 @@ def _plain(arrays: Sequence[Array]) -> list[Array]:
     second_moment, scaling = arrays[5], arrays[6:]
     inverse_root = jax.lax.rsqrt(second_moment + 1e-6)
     each = len(scaling) // 3
-    scaled = lambda x, i: math.prod(scaling[i * each : (i + 1) * each], start=x)
+
+    def scaled(x, i):
+        return math.prod(scaling[i * each : (i + 1) * each], start=x)
+
     return [
         grad,
         param,

@@ -65,7 +65,9 @@ class Blocks(NamedTuple):
         Returns:
             An array of the tensor's shape.
         """
-        find = lambda i: function(self._take(arrays, i))
+
+        def find(i):
+            return function(self._take(arrays, i))
 
         def write(i, out, found):
             return jax.lax.dynamic_update_slice(out, found, self._place(i)[0])
@@ -73,9 +75,15 @@ class Blocks(NamedTuple):
         dtype = jax.eval_shape(find, 0).dtype
         empty = _zeros(self.shape, dtype, arrays)
         if not shared:
-            now = lambda i, out: write(i, out, find(i))
+
+            def now(i, out):
+                return write(i, out, find(i))
+
             return jax.lax.fori_loop(0, self.num, now, empty)
-        later = lambda i, carry: (write(jnp.maximum(i - 1, 0), *carry), find(i))
+
+        def later(i, carry):
+            return (write(jnp.maximum(i - 1, 0), *carry), find(i))
+
         none = _zeros(self.block, dtype, arrays)
         carry = jax.lax.fori_loop(0, self.num, later, (empty, none))
         return write(self.num - 1, *carry)
@@ -97,7 +105,10 @@ class Blocks(NamedTuple):
         # Row sums are reduced after the loop, because XLA parallelizes a reduction over
         # rows but not a reduction to a scalar.
         like = jax.eval_shape(rows, 0)
-        add = lambda i, totals: totals + rows(i)
+
+        def add(i, totals):
+            return totals + rows(i)
+
         none = _zeros(like.shape, like.dtype, arrays)
         totals = jax.lax.fori_loop(0, self.num, add, none)
         return jnp.sum(totals, range(1, totals.ndim))

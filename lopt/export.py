@@ -140,7 +140,10 @@ def read_card(path: str | Path) -> dict[str, Any]:
 
 def _named_leaves(theta: Any) -> list[tuple[str, Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(theta)
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+
+    def name(path):
+        return jax.tree_util.keystr(path, simple=True, separator="/")
+
     return [(name(path) or "theta", leaf) for path, leaf in paths]
 
 
@@ -282,7 +285,10 @@ def _check_sizes(optimizer: Any, largest: int) -> None:
             large.append(name)
     small = {n: () if isinstance(values[n], tuple) else 1 for n in large}
     for name in large:
-        make = lambda **changed: dataclasses.replace(optimizer, **small | changed)
+
+        def make(**changed):
+            return dataclasses.replace(optimizer, **small | changed)
+
         # Integers that do not affect the shapes of `theta` are unbounded.
         if isinstance(values[name], tuple) or (
             _template(make(**{name: 1})) != _template(make(**{name: 2}))
@@ -412,7 +418,9 @@ def _with_end(
     # the batch at every step. The custom rule calls it once any member is past the end.
     @jax.custom_batching.custom_vmap
     def watch_traced(is_over, total):
-        call = lambda: jax.debug.callback(warn, is_over, total)
+        def call():
+            return jax.debug.callback(warn, is_over, total)
+
         jax.lax.cond(is_over, call, lambda: None)
         return ()
 

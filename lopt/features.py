@@ -87,7 +87,10 @@ def update_factored(
     rows, cols = squares, None
     if axes := factored_axes(grad.shape):
         rows, cols = (squares.mean(axis, keepdims=True) for axis in reversed(axes))
-    new_col = lambda col, decay: col if cols is None else decayed(col, cols, decay)
+
+    def new_col(col, decay):
+        return col if cols is None else decayed(col, cols, decay)
+
     return Factored(
         tuple(
             decayed(row, rows, d) for row, d in zip(factored.row, decays, strict=True)

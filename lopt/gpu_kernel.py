@@ -74,7 +74,10 @@ def _apply(
 ) -> Sequence[Float[Array, " block"]]:
     """Apply the first and last layer as sums, and those between as matrix products."""
     (kernel, bias), *between, (last, offsets) = layers
-    column = lambda ref, *index: _read(ref, *index)[:, None]
+
+    def column(ref, *index):
+        return _read(ref, *index)[:, None]
+
     x = column(bias, None)
     for i, row in enumerate(rows):
         x = x + column(kernel, None, i) * row[None]

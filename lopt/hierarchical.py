@@ -139,9 +139,9 @@ class _Network(nn.Module):
         tensors = jnp.where(is_first, initial[1], hidden.tensors)
         whole = jnp.where(is_first, initial[2], hidden.whole)
 
-        connect = lambda name, shape, above: (
-            self.param(name, _normal, shape, jnp.float32).T @ above
-        )
+        def connect(name, shape, above):
+            return self.param(name, _normal, shape, jnp.float32).T @ above
+
         biases = connect("tensor_to_parameter", (tensor_width, 3 * width), tensors)
         biases += connect("whole_to_parameter", (whole_width, 3 * width), whole)
         rnn = _GRU(width, name="parameter")
@@ -223,7 +223,9 @@ class HierarchicalRNN(TensorOptimizer):
 
     @override
     def init_tensor(self, param):
-        several = lambda: tuple(zeros_like(param) for _ in range(_NUM_MOMENTA))
+        def several():
+            return tuple(zeros_like(param) for _ in range(_NUM_MOMENTA))
+
         return HierarchicalState(
             hidden=jnp.repeat(zeros_like(param)[None], self.parameter_width, axis=0),
             momenta=several(),

@@ -97,12 +97,14 @@ class _Network(nn.Module):
         (memory, hidden), _ = cell((memory, hidden), inputs)
 
         # Zero kernels give all tensors the same MLP and step size at initialization.
-        head = lambda size, start, name: nn.Dense(
-            size,
-            kernel_init=nn.initializers.zeros,
-            bias_init=nn.initializers.constant(start),
-            name=name,
-        )(hidden)
+        def head(size, start, name):
+            return nn.Dense(
+                size,
+                kernel_init=nn.initializers.zeros,
+                bias_init=nn.initializers.constant(start),
+                name=name,
+            )(hidden)
+
         controls = head(self.num_banks, 1.0, "controls")
         step_sizes = head(1, _INITIAL_STEP_SIZE, "step_size")[:, 0]
         return controls, step_sizes, hidden, memory
@@ -173,7 +175,9 @@ class HyperLSTM(TensorOptimizer):
 
     @override
     def init_shared(self, num_tensors: int) -> HyperShared:
-        empty = lambda *shape: jnp.zeros(shape, jnp.float32)
+        def empty(*shape):
+            return jnp.zeros(shape, jnp.float32)
+
         units = num_tensors, self.lstm_width
         trend = LossTrend(*(empty(_NUM_AVERAGES) for _ in LossTrend._fields))
         return HyperShared(empty(*units), empty(*units), trend)

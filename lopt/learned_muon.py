@@ -208,7 +208,10 @@ class LearnedMuon(TensorOptimizer):
         ):
             steps = _step_group(kind, seen, part, clock.count)
             results |= zip(members, unstack((steps, seen.moments)), strict=True)
-        put = lambda old, new: old.at[places].set(new)
+
+        def put(old, new):
+            return old.at[places].set(new)
+
         shared = jax.tree.map(put, shared, scales)
         return [results[i] for i in range(len(tensors))], shared
 

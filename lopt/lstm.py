@@ -111,7 +111,9 @@ class CoordinateLSTM(PerTensorOptimizer):
 
     @override
     def init_tensor(self, param):
-        empty = lambda: jnp.repeat(zeros_like(param)[None], self.width, axis=0)
+        def empty():
+            return jnp.repeat(zeros_like(param)[None], self.width, axis=0)
+
         return LSTMState((empty(), empty()), (empty(), empty()))
 
     @override

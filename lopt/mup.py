@@ -51,8 +51,13 @@ class MuTransfer(LearnedOptimizer):
             # determine which other matrices are hidden.
             shapes = updates if params is None else params
             factors = hidden_factors(shapes, self.base_fan_in)
-            scale = lambda x, factor: None if x is None else x * factor
-            is_none = lambda x: x is None
+
+            def scale(x, factor):
+                return None if x is None else x * factor
+
+            def is_none(x):
+                return x is None
+
             return jax.tree.map(scale, updates, factors, is_leaf=is_none), state
 
         return optax.GradientTransformationExtraArgs(inner.init, update)

@@ -119,7 +119,10 @@ def multiply(
     *before, (kernel, bias) = layers
     if is_first_summed and before and before[0][0].size <= _WRITTEN_OUT:
         (first, offsets), *before = before
-        along = lambda x: x.reshape(-1, *[1] * len(shape))
+
+        def along(x):
+            return x.reshape(-1, *[1] * len(shape))
+
         terms = [along(first[:, i]) * row[None] for i, row in enumerate(rows)]
         total = jnp.broadcast_to(sum(terms, along(offsets)), (len(first), *shape))
         x = jax.nn.relu(total).reshape(len(first), -1)
@@ -200,7 +203,10 @@ def _in_blocks(*operands, num_batch, **params):
     if num_batch:  # Loop over the batch: each element may have its own weights.
         inner = functools.partial(_in_blocks, num_batch=num_batch - 1, **params)
         size = max(x.shape[0] for x in operands)
-        pick = lambda i: [x[i if x.shape[0] > 1 else 0] for x in operands]
+
+        def pick(i):
+            return [x[i if x.shape[0] > 1 else 0] for x in operands]
+
         return jax.lax.map(lambda i: inner(*pick(i)), jnp.arange(size))
     arrays, weights = _split(operands, **params)
     shape = cast(tuple[int, ...], jnp.broadcast_shapes(*(x.shape for x in arrays)))
@@ -217,9 +223,15 @@ def _in_blocks(*operands, num_batch, **params):
     if blocks.num == 1 or (params["is_mean"] and _are_known(function, arrays)):
         return _call(apply, *operands, num_batch=0, **params)
     if params["is_mean"]:
-        squares = lambda parts: [jnp.square(x) for x in function(parts)]
+
+        def squares(parts):
+            return [jnp.square(x) for x in function(parts)]
+
         return blocks.sums(squares, arrays) / math.prod(shape)
-    find = lambda parts: function(apply, parts, weights)
+
+    def find(parts):
+        return function(apply, parts, weights)
+
     return blocks.map(find, arrays, shared=is_large)
 
 

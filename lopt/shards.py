@@ -47,16 +47,24 @@ def in_shards(
         spec = (operands[whole] if is_mean else result).sharding.spec
         if is_mean:
             # Only shards of equal size may be averaged without weights.
-            is_even = lambda n, s: n % math.prod(mesh.shape[x] for x in _names(s)) == 0
+            def is_even(n, s):
+                return n % math.prod(mesh.shape[x] for x in _names(s)) == 0
+
             spec = [
                 s if is_even(n, s) else None for n, s in zip(shape, spec, strict=True)
             ]
-        own = lambda x: PartitionSpec(
-            *(s if n > 1 else None for n, s in zip(x.shape, spec, strict=True))
-        )
+
+        def own(x):
+            return PartitionSpec(
+                *(s if n > 1 else None for n, s in zip(x.shape, spec, strict=True))
+            )
+
         specs = [*map(own, operands[: len(arrays)]), *[PartitionSpec()] * len(weights)]
         out = PartitionSpec() if is_mean else result.sharding.spec
-        place = lambda spec: NamedSharding(mesh, spec)
+
+        def place(spec):
+            return NamedSharding(mesh, spec)
+
         axes = tuple(x for s in spec for x in _names(s)) if is_mean else ()
         share = functools.partial(_share_p.bind, call=call, axes=axes)
         return mesh, share, place(out), tuple(map(place, specs))

@@ -285,7 +285,10 @@ def _automatic(update_tensors: Any, tensors: Sequence[Tensor], shared: Any) -> A
     Update rules reshape and stack tensors freely, which explicit sharding rejects.
     Updates keep the sharding of the gradients, and states keep their own.
     """
-    spec = lambda x: jax.typeof(x).sharding.spec
+
+    def spec(x):
+        return jax.typeof(x).sharding.spec
+
     meshes = [jax.typeof(t.grad).sharding.mesh for t in tensors]
     if not any(mesh.explicit_axes for mesh in meshes):
         return update_tensors

@@ -50,7 +50,10 @@ def in_kernel(
         """Map grid indices to blocks of `x`, with index 0 along broadcast axes."""
         sizes = [min(n, b) for n, b in zip(x.shape[-2:], block, strict=True)]
         moves = [n > 1 for n in x.shape]
-        index = lambda *place: [p if m else 0 for p, m in zip(place, moves)]  # noqa: B905
+
+        def index(*place):
+            return [p if m else 0 for p, m in zip(place, moves)]  # noqa: B905
+
         return pl.BlockSpec((*[None] * len(lead), *sizes), lambda *p: tuple(index(*p)))
 
     def kernel(*refs):

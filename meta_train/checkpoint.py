@@ -109,7 +109,10 @@ class Checkpoints:
         """Read the population size of the latest checkpoint from its metadata."""
         assert self.latest is not None
         tree: Any = self._manager.item_metadata(self.latest)
-        is_array = lambda x: hasattr(x, "shape")
+
+        def is_array(x):
+            return hasattr(x, "shape")
+
         leaves = jax.tree.leaves(tree["populations"], is_leaf=is_array)
         return next(leaf.shape[0] for leaf in leaves if is_array(leaf))
 

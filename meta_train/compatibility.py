@@ -54,7 +54,10 @@ class Compatibility:
 
     def carried_bytes(self, estimator: GradientEstimator) -> int:
         """Compute the size of the estimator's state in bytes from its shapes."""
-        init = lambda *arguments: estimator.init(self._system, *arguments)
+
+        def init(*arguments):
+            return estimator.init(self._system, *arguments)
+
         leaves = jax.tree.leaves(jax.eval_shape(init, *self._arguments))
         return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
@@ -124,11 +127,15 @@ def _reason_for_zero(
     """
 
     def floats(state):
-        is_float = lambda x: jnp.issubdtype(x.dtype, jnp.floating)
+        def is_float(x):
+            return jnp.issubdtype(x.dtype, jnp.floating)
+
         return [x for x in jax.tree.leaves(state) if is_float(x)]
 
     def push(data, theta, key, d_theta, d_floats):
-        init = lambda theta: system.init_state(theta, data, 1, key)
+        def init(theta):
+            return system.init_state(theta, data, 1, key)
+
         _, d_start = jax.jvp(lambda theta: floats(init(theta)), (theta,), (d_theta,))
         state = init(theta)
         x = system.sample_input(data, state, key)
@@ -136,7 +143,10 @@ def _reason_for_zero(
         def step(theta, values):
             values = iter(values)
             leaves, treedef = jax.tree.flatten(state)
-            put = lambda x: next(values) if floats(x) else x
+
+            def put(x):
+                return next(values) if floats(x) else x
+
             whole = jax.tree.unflatten(treedef, [put(leaf) for leaf in leaves])
             following, loss = system.step(theta, whole, x)
             return floats(following), loss

@@ -207,7 +207,10 @@ def diagnose(
         _compare(probe.estimator, measurement, measurements[0])
         for probe, measurement in zip(probes, measurements, strict=True)
     ]
-    known = lambda x: -math.inf if math.isnan(x) else x
+
+    def known(x):
+        return -math.inf if math.isnan(x) else x
+
     return sorted(results, key=lambda r: known(r.signal_per_second), reverse=True)
 
 
@@ -319,7 +322,9 @@ class Probe:
 
 
 def _has_episodes(state: State) -> bool:
-    is_episode = lambda x: isinstance(x, Episode)
+    def is_episode(x):
+        return isinstance(x, Episode)
+
     return any(map(is_episode, jax.tree.leaves(state, is_leaf=is_episode)))
 
 

@@ -271,7 +271,10 @@ def ending_together(run_dir: Path) -> Iterator[None]:
     their connection to the failed process breaks. The exit code is 2 for user errors
     and 1 otherwise. With a single process, exceptions propagate.
     """
-    forget = lambda: [path.unlink() for path in (run_dir / _FAULTS).glob("process-*")]
+
+    def forget():
+        return [path.unlink() for path in (run_dir / _FAULTS).glob("process-*")]
+
     together(forget, first_only=True)
     try:
         yield

@@ -80,7 +80,10 @@ def write(directory: Path, results: Sequence[Diagnosis], about: dict) -> None:
         about: Additional top-level entries of the JSON file.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    finite = lambda x: x if math.isfinite(x) else None
+
+    def finite(x):
+        return x if math.isfinite(x) else None
+
     rows = [
         {
             "estimator": to_dict(result.estimator),

@@ -90,7 +90,10 @@ class InnerTraining(UnrolledSystem):
 
     def _has_error(self) -> bool:
         errors = []
-        look = lambda key: errors.append(self.task.at(self.task.draw(key)).error)
+
+        def look(key):
+            return errors.append(self.task.at(self.task.draw(key)).error)
+
         # An abstract key does not initialize the backend, whose devices may not be
         # configured yet.
         key = jax.eval_shape(lambda: jax.random.key(0))

@@ -147,7 +147,10 @@ def need(trainer: Trainer, data: tuple[Data, ...], devices: Sequence[Any]) -> Ne
     shapes = trainer.shapes(data)
     mesh = Mesh(np.array(devices), (sharding.AXIS,), axis_types=(AxisType.Auto,))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    like = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+    def like(x, where):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
     state = jax.tree.map(like, shapes, sharding.shardings(shapes, mesh))
     inputs = jax.tree.map(lambda x: like(x, everywhere), data)
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
@@ -155,7 +158,10 @@ def need(trainer: Trainer, data: tuple[Data, ...], devices: Sequence[Any]) -> Ne
         compiled = Trainer.compiled_run.lower(trainer, inputs, state, count).compile()
     memory: Any = compiled.memory_analysis()
     text = compiled.as_text() or ""
-    num_bytes = lambda x: x.size * x.dtype.itemsize
+
+    def num_bytes(x):
+        return x.size * x.dtype.itemsize
+
     members = sum(map(num_bytes, jax.tree.leaves(shapes.populations)))
     fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return Need(
@@ -220,7 +226,10 @@ def local_chip(num_bytes: int) -> Chip:
     """
     size, num_steps = 512, 20
     product = _seconds(lambda x: x @ x / size, jnp.ones((size, size)))
-    loop = lambda x: jax.lax.fori_loop(0, num_steps, lambda _, x: 0.9 * x + 0.1, x)
+
+    def loop(x):
+        return jax.lax.fori_loop(0, num_steps, lambda _, x: 0.9 * x + 0.1, x)
+
     vector = jnp.ones(int(np.clip(num_bytes // 4, 1 << 16, 1 << 24)))
     small = jnp.ones(1 << 18)
     moving = _seconds(loop, vector) / num_steps

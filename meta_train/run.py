@@ -92,7 +92,10 @@ def _meta_train(config: MetaTrainConfig) -> None:
     distributed.together(prepare)
     distributed.check_shared(config.run_dir, flag="--run-dir")
     with ExitStack() as stack:
-        hold = lambda: stack.enter_context(held(config.run_dir))
+
+        def hold():
+            return stack.enter_context(held(config.run_dir))
+
         distributed.together(hold, first_only=True)
         distributed.together(lambda: write_config(config), first_only=True)
         progress = stack.enter_context(
@@ -143,8 +146,10 @@ def resume(
     say(f"The population goes from {old} to {new} members.")
     before = dataclasses.replace(trainer, estimator=trainer.estimator.resized(old))
     state = checkpoints.restore(sharding.replicated_shapes(before.shapes(data)))
+
     # Neighboring members are of similar age: evenly spaced ones cover all ages.
-    spaced = lambda x, num: x[np.arange(num) * x.shape[0] // num]
+    def spaced(x, num):
+        return x[np.arange(num) * x.shape[0] // num]
 
     def resize(kept, fresh):
         if new < old:

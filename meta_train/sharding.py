@@ -69,7 +69,10 @@ def shardings(state: "OuterState", mesh: Mesh) -> "OuterState":
     # outputs would compare different from that of the inputs, and JAX would compile
     # the step twice.
     split = NamedSharding(mesh, PartitionSpec(*(AXIS,) if mesh.size > 1 else ()))
-    on = lambda tree, sharding: jax.tree.map(lambda _: sharding, tree)
+
+    def on(tree, sharding):
+        return jax.tree.map(lambda _: sharding, tree)
+
     return on(state, everywhere).replace(populations=on(state.populations, split))
 
 
@@ -116,7 +119,9 @@ def map_one_by_one(
     call = _isolate(function) if isolated else function
 
     def apply(shared, state, rest):
-        at = lambda tree, i: jax.tree.map(lambda x: x[i], tree)
+        def at(tree, i):
+            return jax.tree.map(lambda x: x[i], tree)
+
         num = jax.tree.leaves(rest)[0].shape[0]
         shapes = jax.eval_shape(lambda: call(shared, at(state, 0), at(rest, 0))[0])
         empty = jax.tree.map(lambda x: jnp.zeros((num, *x.shape), x.dtype), shapes)
@@ -149,7 +154,10 @@ def _isolate(function: Callable[..., Result]) -> Callable[..., Result]:
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         used = jax.tree.map(jnp.zeros_like, member)
         one = jax.lax.optimization_barrier(jnp.ones((), jnp.int32))
-        body = lambda _, carry: (used, function(shared, *carry[0]))
+
+        def body(_, carry):
+            return (used, function(shared, *carry[0]))
+
         return jax.lax.fori_loop(0, one, body, (member, empty))[1]
 
     return call
@@ -175,7 +183,10 @@ def _can_split(populations: Any) -> bool:
 
 def num_bytes(tree: Any) -> int:
     """Compute the total size of all arrays in bytes, excluding PRNG keys."""
-    is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+    def is_key(x):
+        return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
     arrays = [x for x in jax.tree.leaves(tree) if not is_key(x)]
     return sum(x.size * x.dtype.itemsize for x in arrays)
 

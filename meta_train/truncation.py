@@ -38,7 +38,10 @@ class Episode(struct.PyTreeNode):
 
     def restart_if(self, condition: Bool[Array, "..."]) -> "Episode":
         """End the episode where `condition` holds; the next window restarts it."""
-        stop = lambda clock: jnp.where(condition, 0, clock)
+
+        def stop(clock):
+            return jnp.where(condition, 0, clock)
+
         return self.replace(age=stop(self.age), end=stop(self.end))
 
 
@@ -153,7 +156,10 @@ class Truncation:
     ) -> Episode:
         """Initialize an episode of two partners, the leading axis of the state."""
         episode = self.init(system, data, theta, end, key)
-        both = lambda x: jnp.stack([x, x])
+
+        def both(x):
+            return jnp.stack([x, x])
+
         return episode.replace(state=jax.tree.map(both, episode.state))
 
     def advance(

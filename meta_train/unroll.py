@@ -39,9 +39,9 @@ def unroll(
     """
 
     def steps(state, keys):
-        step = lambda state, key: system.step(
-            theta, state, system.sample_input(data, state, key)
-        )
+        def step(state, key):
+            return system.step(theta, state, system.sample_input(data, state, key))
+
         return jax.lax.scan(step, state, keys)
 
     keys = jax.random.split(key, length)

@@ -45,7 +45,10 @@ class Augmentation(Family):
 
     def like_params(self) -> PyTree[jax.ShapeDtypeStruct]:
         """Compute the shapes and dtypes of `params`, without initializing them."""
-        init = lambda key: self.task.at(self.task.draw(key)).init_params(key)
+
+        def init(key):
+            return self.task.at(self.task.draw(key)).init_params(key)
+
         return jax.eval_shape(init, jax.random.key(0))
 
 
@@ -93,19 +96,26 @@ class Reparameterized(LogUniform):
             factor = self.factors((), key)
             return jax.tree.map(lambda _: factor, like)
         keys = optax.tree.split_key_like(key, like)
-        shape = lambda x: x.shape if self.per == "parameter" else ()
+
+        def shape(x):
+            return x.shape if self.per == "parameter" else ()
+
         return jax.tree.map(lambda x, k: self.factors(shape(x), k), like, keys)
 
     @override
     def change(self, problem: Problem, constants: Constants) -> Problem:
         def unscaled(function):
-            times = lambda p, factor: (p * factor).astype(p.dtype)
+            def times(p, factor):
+                return (p * factor).astype(p.dtype)
+
             return lambda params, batch: function(
                 jax.tree.map(times, params, constants), batch
             )
 
         def init(key):
-            divide = lambda w, factor: (w / factor).astype(w.dtype)
+            def divide(w, factor):
+                return (w / factor).astype(w.dtype)
+
             return jax.tree.map(divide, problem.init_params(key), constants)
 
         loss = unscaled(problem.loss)
@@ -125,7 +135,9 @@ class InitialScale(LogUniform):
     @override
     def change(self, problem: Problem, constants: Constants) -> Problem:
         def init(key):
-            times = lambda w: (w * constants).astype(w.dtype)
+            def times(w):
+                return (w * constants).astype(w.dtype)
+
             return jax.tree.map(times, problem.init_params(key))
 
         return problem._replace(init_params=init)
@@ -137,7 +149,9 @@ class ScaledLoss(LogUniform):
 
     @override
     def change(self, problem: Problem, constants: Constants) -> Problem:
-        scaled = lambda params, batch: constants * problem.loss(params, batch)
+        def scaled(params, batch):
+            return constants * problem.loss(params, batch)
+
         return problem._replace(loss=scaled)
 
 
@@ -166,7 +180,9 @@ class NoisyGradient(Augmentation):
             nothing = optax.tree.sub(params, jax.lax.stop_gradient(params))
             return problem.loss(params, batch) + optax.tree.vdot(nothing, noise)
 
-        quiet = lambda function: lambda params, noisy: function(params, noisy[0])
+        def quiet(function):
+            return lambda params, noisy: function(params, noisy[0])
+
         return problem._replace(
             sample_batch=sample_batch,
             loss=loss,

@@ -123,7 +123,10 @@ class AnyDataset(Augmentation):
         """Load all datasets, concatenated, with `center` and `spread` stacked."""
         parts = [datasets.load(name, split) for name in self.datasets]
         num = min(len(part.labels) for part in parts)
-        join = lambda *xs: jnp.concatenate([x[:num] for x in xs])
+
+        def join(*xs):
+            return jnp.concatenate([x[:num] for x in xs])
+
         first, *rest = parts
         inputs = join(first.inputs, *(part.inputs for part in rest))
         labels = join(first.labels, *(part.labels for part in rest))

@@ -135,8 +135,13 @@ def call(
 
     shape = jnp.broadcast_shapes(*(x.shape[num_batch:] for x in operands[:num_arrays]))
     result = (len(program.results),) if is_mean else shape
-    integers = lambda values: np.asarray(values, np.int64)
-    weights = lambda indices: integers([num_arrays + i for i in indices])
+
+    def integers(values):
+        return np.asarray(values, np.int64)
+
+    def weights(indices):
+        return integers([num_arrays + i for i in indices])
+
     return jax.ffi.ffi_call(
         _TARGET, jax.ShapeDtypeStruct((*batch, *result), jnp.float32)
     )(

@@ -136,7 +136,10 @@ def _read(
     jaxpr = traced.jaxpr
     known = dict(zip(jaxpr.invars, values, strict=True))
     known |= zip(jaxpr.constvars, map(_constant, traced.consts), strict=True)
-    find = lambda x: _constant(x.val) if isinstance(x, Literal) else known[x]
+
+    def find(x):
+        return _constant(x.val) if isinstance(x, Literal) else known[x]
+
     for equation in jaxpr.eqns:
         name, operands = equation.primitive.name, [*map(find, equation.invars)]
         if name in _CALLS:

@@ -62,7 +62,9 @@ class EpisodeEstimator(PopulationEstimator):
         state: State,
         key: PRNGKeyArray,
     ) -> tuple[Estimate, State]:
-        update = lambda shared, *member: self.update_episode(system, *shared, *member)
+        def update(shared, *member):
+            return self.update_episode(system, *shared, *member)
+
         return update_population(
             update,
             self.num_episodes,

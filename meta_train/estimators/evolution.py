@@ -89,7 +89,10 @@ class PairEstimator(PopulationEstimator):
     ) -> tuple[Estimate, State]:
         key_noise, key_pairs = jax.random.split(key)
         noise = draw_noise(theta, self.num_pairs, self.std, key_noise)
-        update = lambda shared, *member: self.update_pair(system, *shared, *member)
+
+        def update(shared, *member):
+            return self.update_pair(system, *shared, *member)
+
         estimate, state = update_population(
             update,
             self.num_pairs,

@@ -33,10 +33,12 @@ class FullBackprop(EpisodeEstimator):
 
     @override
     def update_episode(self, system, data, theta, state, key):
-        unroll = lambda theta: (
-            (),
-            self.truncation.whole_episode(system, data, theta, key, remat=True),
-        )
+        def unroll(theta):
+            return (
+                (),
+                self.truncation.whole_episode(system, data, theta, key, remat=True),
+            )
+
         mean_horizon = self.truncation.mean_horizon()
         grad, losses, _ = backprop(unroll, theta, mean_horizon)
         return make_sample(grad, losses, mean_horizon), ()

@@ -50,7 +50,9 @@ class NoiseReuseES(PairEstimator):
 
     @override
     def update_pair(self, system, data, theta, state, noise, key):
-        renew = lambda new, old: jnp.where(state.episode.is_new, new, old)
+        def renew(new, old):
+            return jnp.where(state.episode.is_new, new, old)
+
         noise = jax.tree.map(renew, noise, state.noise)
         episode, losses = self.truncation.advance_partners(
             system, data, antithetic(theta, noise), state.episode, key

@@ -54,7 +54,10 @@ class PopulationEstimator(GradientEstimator):
         self, system: UnrolledSystem, data: Data, theta: Theta, key: PRNGKeyArray
     ) -> State:
         num = self.population_size
-        init = lambda end, key: self.init_member(system, data, theta, end, key)
+
+        def init(end, key):
+            return self.init_member(system, data, theta, end, key)
+
         state = jax.vmap(init)(self.truncation.first_ends(num), _member_keys(key, num))
         return jax.tree.map(jnp.copy, state)  # Donated buffers must not alias.
 
@@ -98,7 +101,10 @@ def update_population(
         The average of the samples and the new states.
     """
     rest = (*args, _member_keys(key, num))
-    one = lambda shared, state, rest: update(shared, state, *rest)
+
+    def one(shared, state, rest):
+        return update(shared, state, *rest)
+
     if not (one_by_one or deterministic):
         samples, state = jax.vmap(one, (None, 0, 0))(shared, state, rest)
         return average(samples), state

@@ -45,18 +45,17 @@ class Reparameterization(EpisodeEstimator):
         key_noise, key_unroll = jax.random.split(key)
         noise = draw_noise(theta, 1, self.std, key_noise)
         perturbed = jax.tree.map(lambda t, n: t + n[0], theta, noise)
-        where = (system, data)
-        if self.whole_episodes:
-            mean_length = self.truncation.mean_horizon()
-            unroll = lambda theta: (
-                None,
-                self.truncation.whole_episode(*where, theta, key_unroll, remat=True),
+        truncation, whole = self.truncation, self.whole_episodes
+        mean_length = truncation.mean_horizon() if whole else truncation.length
+
+        def unroll(theta):
+            if not whole:
+                return truncation.advance(system, data, theta, state, key_unroll)
+            losses = truncation.whole_episode(
+                system, data, theta, key_unroll, remat=True
             )
-        else:
-            mean_length = self.truncation.length
-            unroll = lambda theta: self.truncation.advance(
-                *where, theta, state, key_unroll
-            )
+            return None, losses
+
         grad, losses, following = backprop(unroll, perturbed, mean_length)
         sample = make_sample(grad, losses, mean_length)
         return sample, following.restart_if(sample.diverged) if following else ()

@@ -23,7 +23,9 @@ class TruncatedBackprop(EpisodeEstimator):
 
     @override
     def update_episode(self, system, data, theta, state, key):
-        advance = lambda theta: self.truncation.advance(system, data, theta, state, key)
+        def advance(theta):
+            return self.truncation.advance(system, data, theta, state, key)
+
         grad, losses, following = backprop(advance, theta, self.truncation.length)
         sample = make_sample(grad, losses, self.truncation.length)
         return sample, following.restart_if(sample.diverged)

@@ -32,9 +32,14 @@ class TruncatedES(PairEstimator):
     @override
     def update_pair(self, system, data, theta, state, noise, key):
         # The third, unperturbed trajectory gives the state of the next window.
-        three = lambda t, n: jnp.stack([t + n, t - n, t])
+        def three(t, n):
+            return jnp.stack([t + n, t - n, t])
+
         thetas = jax.tree.map(three, theta, noise)
-        advance = lambda theta: self.truncation.advance(system, data, theta, state, key)
+
+        def advance(theta):
+            return self.truncation.advance(system, data, theta, state, key)
+
         episodes, losses = jax.vmap(advance)(thetas)
         sample = pair_sample(losses[:2], noise, self.std, self.truncation.length)
         following = jax.tree.map(lambda x: x[2], episodes)

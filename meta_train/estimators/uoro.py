@@ -85,7 +85,10 @@ def _signs(key: Array, like: Float[Array, " n"]) -> Float[Array, " n"]:
 
 def _balance(a: Float[Array, " n"], b: Float[Array, " m"]) -> Float[Array, ""]:
     """Compute the scale ``c`` for which ``a / c`` and ``c * b`` have equal norms."""
-    norm = lambda x: jnp.sqrt(jnp.sum(x**2)) + _TINY
+
+    def norm(x):
+        return jnp.sqrt(jnp.sum(x**2)) + _TINY
+
     return jnp.sqrt(norm(a) / norm(b))
 
 

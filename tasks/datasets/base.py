@@ -48,9 +48,12 @@ class Stored(NamedTuple):
         Leading axes of size 1 are added to `center` and `spread`, up to the rank of
         `inputs`.
         """
-        like = lambda x: np.asarray(x, np.float32).reshape(
-            (1,) * (inputs.ndim - np.ndim(x)) + np.shape(x)
-        )
+
+        def like(x):
+            return np.asarray(x, np.float32).reshape(
+                (1,) * (inputs.ndim - np.ndim(x)) + np.shape(x)
+            )
+
         arrays = (inputs, labels, like(center), like(spread))
         return cls(*map(jnp.asarray, arrays))
 
@@ -98,7 +101,10 @@ class Dataset(ABC):
         """
         is_images = len(self.shape) == 3
         inner = (1, 1, 1, self.shape[-1]) if is_images else (1, *self.shape)
-        shape = lambda dtype, *dims: jax.ShapeDtypeStruct(dims, dtype)
+
+        def shape(dtype, *dims):
+            return jax.ShapeDtypeStruct(dims, dtype)
+
         num, labels = self.num_train, "int32" if self.num_classes else "float32"
         arrays: Any = (
             shape("float32", num, *self.shape),

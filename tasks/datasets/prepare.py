@@ -255,7 +255,9 @@ def _cifar10(prefix: str, names: tuple[str, ...]) -> dict[str, Any]:
                 images = rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
                 yield from zip(images, rows[:, 0], strict=True)
 
-    more = lambda i: {"id": f"{prefix}_{i:05d}"}
+    def more(i):
+        return {"id": f"{prefix}_{i:05d}"}
+
     return {"read": read, "num": 10_000 * len(names), "more": more}
 
 

@@ -110,9 +110,7 @@ def evaluate(arguments: Sequence[str]) -> int:
                 ),
             )
         except KeyboardInterrupt:
-            progress.say(
-                "Stopped. What was finished is kept; the same command goes on."
-            )
+            progress.say("Stopped. Finished runs are cached; the same command resumes.")
             raise
         progress.note("drawing")
         report.write(out, results)

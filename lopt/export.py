@@ -403,8 +403,8 @@ def _with_end(
                 return
             _warned.add(Path(path).absolute())
         warnings.warn(
-            f"{path} is updated past num_steps={total}: its clock stands still at "
-            "the last step. Load it for as many steps as the run takes.",
+            f"`update` of {path} was called more than num_steps={total} times; time "
+            "features are frozen. Load it with the number of steps of the run.",
             stacklevel=2,
         )
 

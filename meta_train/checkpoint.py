@@ -205,7 +205,7 @@ class Checkpoints:
                 shutil.rmtree(aside, ignore_errors=True)
                 path.rename(aside)
         if steps:
-            say("No checkpoint is whole: there is nothing to go on from.")
+            say("All checkpoints are damaged: there is none to resume from.")
         return None
 
 

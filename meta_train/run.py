@@ -65,7 +65,9 @@ class StopRequest:
         if self.name is not None and number == signal.SIGINT:
             os._exit(130)  # An exception could be raised inside the compiler.
         self.name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        self._say(f"{self.name}: saving, then stopping. Ctrl-C stops without saving.")
+        self._say(
+            f"{self.name}: saving before exit; press Ctrl-C to exit without saving."
+        )
 
 
 def meta_train(config: MetaTrainConfig) -> None:

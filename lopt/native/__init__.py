@@ -63,10 +63,10 @@ def _is_registered() -> bool:
     except (OSError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error).encode()
         warnings.warn(
-            "native code must be compiled once, for speed, but "
-            f"`{shlex.join(compiler)}` could not, for {cache_folder('native')}: "
+            f"Failed to compile the native kernels with `{shlex.join(compiler)}` in "
+            f"{cache_folder('native')}: "
             f"{said.decode(errors='replace').strip()[-500:]}\n"
-            "XLA's code is taken, which is slower; LOPT_NATIVE=0 asks for that.",
+            "Falling back to XLA, which is slower. LOPT_NATIVE=0 avoids this warning.",
             stacklevel=3,
         )
         return False

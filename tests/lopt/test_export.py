@@ -364,7 +364,7 @@ def test_an_update_past_the_last_step_is_warned_of_once(name, way, tmp_path, key
         jax.block_until_ready(way(optimizer, params, 7))
         jax.effects_barrier()
     (warning,) = [x for x in caught if x.category is UserWarning]
-    assert f"{path} is updated past num_steps=5" in str(warning.message)
+    assert f"{path} was called more than num_steps=5 times" in str(warning.message)
 
 
 def test_those_whose_runs_are_over_are_named_under_vmap(saved):
@@ -374,7 +374,7 @@ def test_those_whose_runs_are_over_are_named_under_vmap(saved):
         jax.block_until_ready(jax.jit(jax.vmap(run_for))(jnp.array([3, 9])))
         jax.effects_barrier()
 
-    with pytest.warns(UserWarning, match="updated past num_steps=3:") as caught:
+    with pytest.warns(UserWarning, match="more than num_steps=3 times") as caught:
         run_both()
     assert not any("num_steps=9" in str(warning.message) for warning in caught)
 

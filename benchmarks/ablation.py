@@ -24,14 +24,14 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 from typing_extensions import override
 
-from lopt.__main__ import tune_cpu_compiler
-from lopt.learned_muon import FEATURES, OUTPUTS, LearnedMuon
-from lopt.tensors import Clock
-from meta_train.inner_training import InnerTraining
-from meta_train.objectives import OBJECTIVES
-from meta_train.preset_configs import CONFIGS
-from meta_train.run import make_trainer
-from meta_train.trainer import mean_losses
+from lopt.adapter import Clock
+from lopt.cli.main import tune_cpu_compiler
+from lopt.optimizers.learned_muon import FEATURES, OUTPUTS, LearnedMuon
+from meta_train.config.preset_configs import CONFIGS
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.objectives import OBJECTIVES
+from meta_train.core.trainer import mean_losses
+from meta_train.runtime.run import make_trainer
 from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
 
 TASKS = (

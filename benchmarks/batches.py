@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lopt.__main__ import tune_cpu_compiler
+from lopt.cli.main import tune_cpu_compiler
 from tasks.base import Task
 from tasks.zoo import ZOO
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import jax
 
-from lopt.__main__ import tune_cpu_compiler
-from lopt.mlp import PerParameterMLP
-from meta_train.checkpoint import Checkpoints
+from lopt.cli.main import tune_cpu_compiler
+from lopt.optimizers.per_parameter_mlp import PerParameterMLP
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.outer_optimizer import OuterAdam
+from meta_train.core.trainer import Trainer
+from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
-from meta_train.inner_training import InnerTraining
-from meta_train.outer_optimizer import OuterAdam
-from meta_train.trainer import Trainer
-from meta_train.truncation import Truncation
-from tasks.mlp import MLP
+from meta_train.runtime.checkpoint import Checkpoints
+from tasks.supervised.mlp import MLP
 
 NUM_SAVES, SECONDS_BETWEEN = 5, 60.0
 

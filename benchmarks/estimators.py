@@ -14,13 +14,13 @@ from pathlib import Path
 
 import jax
 
-from lopt.describe import convert
-from lopt.mlp import PerParameterMLP
-from meta_train.diagnostics import Probe
+from lopt.files.dataclass_json import convert
+from lopt.optimizers.per_parameter_mlp import PerParameterMLP
+from meta_train.analysis.diagnostics import Probe
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, PES
-from meta_train.inner_training import InnerTraining
-from meta_train.truncation import Truncation
-from tasks.mlp import MLP
+from tasks.supervised.mlp import MLP
 
 PAGE = Path(__file__).parent.parent / "docs" / "estimators.md"
 BEGIN, END = "<!-- costs -->\n", "<!-- /costs -->"

@@ -26,11 +26,11 @@ import safetensors.numpy
 import tyro
 
 import lopt
-from lopt import export
 from lopt.base import LearnedOptimizer
-from lopt.describe import to_dict
+from lopt.files import export
+from lopt.files.dataclass_json import to_dict
 from lopt.registry import OPTIMIZERS
-from meta_train.progress import ProgressReport
+from meta_train.runtime.progress import ProgressReport
 
 REFUSED, RIGHT = "refused cleanly", "right values"
 WRONG, CRASHED, SLOW = "wrong values", "other exceptions", "too slow"

@@ -16,15 +16,15 @@ import time
 
 import jax
 
-from lopt.__main__ import tune_cpu_compiler
-from lopt.mlp import PerParameterMLP
-from meta_train import cores
+from lopt.cli.main import tune_cpu_compiler
+from lopt.optimizers.per_parameter_mlp import PerParameterMLP
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.outer_optimizer import OuterAdam
+from meta_train.core.trainer import Trainer
+from meta_train.core.truncation import Truncation
+from meta_train.devices import cpu_devices as cores
 from meta_train.estimators import PES
-from meta_train.inner_training import InnerTraining
-from meta_train.outer_optimizer import OuterAdam
-from meta_train.trainer import Trainer
-from meta_train.truncation import Truncation
-from tasks.mlp import MLP
+from tasks.supervised.mlp import MLP
 
 
 def main() -> None:

@@ -29,9 +29,9 @@ import optax
 from rich.console import Console
 from rich.table import Table
 
-from lopt.__main__ import tune_cpu_compiler
-from meta_train.preset_configs import CONFIGS
-from meta_train.run import make_trainer
+from lopt.cli.main import tune_cpu_compiler
+from meta_train.config.preset_configs import CONFIGS
+from meta_train.runtime.run import make_trainer
 
 HORIZON, LENGTH, NUM_PARTICLES, STD, LEARNING_RATE = 100, 10, 100, 1.0, 1e-2
 START = np.ones(2, np.float32)
@@ -39,7 +39,7 @@ THETA = np.log(np.full(2, 0.01, np.float32))
 
 
 def inner_loss(x):
-    """Loss of the toy 2D regression, the same as `tasks.toy_regression`."""
+    """Loss of the toy 2D regression, the same as `tasks.synthetic.toy_regression`."""
     ripples = jnp.sin(x[1]) ** 2 * jnp.exp(-5 * x[0] ** 2)
     bowl = jnp.sqrt(x[0] ** 2 + 5) - jnp.sqrt(5.0)
     return bowl + ripples + 0.25 * jnp.abs(x[1] - 100)

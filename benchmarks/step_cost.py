@@ -21,12 +21,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from lopt.__main__ import tune_cpu_compiler
-from lopt.adafactor_mlp import AdafactorMLP
 from lopt.base import LearnedOptimizer
+from lopt.cli.main import tune_cpu_compiler
 from lopt.errors import find
-from lopt.mlp import PerParameterMLP
-from lopt.normalized_mlp import NormalizedMLP
+from lopt.optimizers.adafactor_mlp import AdafactorMLP
+from lopt.optimizers.normalized_mlp import NormalizedMLP
+from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 
 OPTIMIZERS: dict[str, LearnedOptimizer] = {
     "MLP 2 x 32": PerParameterMLP(),

@@ -18,7 +18,7 @@ import optax
 from optax import contrib
 
 import lopt
-from tasks.language import TransformerLM
+from tasks.supervised.language import TransformerLM
 
 NUM_CALLS = 7
 

@@ -1,9 +1,9 @@
 """Benchmark vectorized tuning of the baselines: ``python -m benchmarks.tuning [TASK]``.
 
 Trains the grid of learning rates and schedules of every baseline in three ways: with
-`evaluation.runs.train`, which vectorizes over runs; with a Python loop over runs; and
-with a Python loop over runs and steps. The vectorized program also evaluates on the
-test set; the loops do not.
+`evaluation.training.batched.train`, which vectorizes over runs; with a Python loop over
+runs; and with a Python loop over runs and steps. The vectorized program also evaluates
+on the test set; the loops do not.
 """
 
 import sys
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from evaluation.baselines import (
+from evaluation.baselines.optimizers import (
     KINDS,
     SCHEDULES,
     Baseline,
@@ -23,9 +23,9 @@ from evaluation.baselines import (
     first_rates,
     setting,
 )
-from evaluation.runs import Runs, train
-from lopt.__main__ import tune_cpu_compiler
-from meta_train.inner_training import InnerTraining
+from evaluation.training.batched import Runs, train
+from lopt.cli.main import tune_cpu_compiler
+from meta_train.core.inner_training import InnerTraining
 from tasks.base import Family
 from tasks.zoo import ZOO
 

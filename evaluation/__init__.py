@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from evaluation.compare import evaluate
+    from evaluation.comparison import evaluate
 
 __all__ = ["evaluate"]
 
@@ -13,6 +13,6 @@ def __getattr__(name: str) -> Any:
     # for JAX.
     if name != "evaluate":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from evaluation.compare import evaluate
+    from evaluation.comparison import evaluate
 
     return evaluate

@@ -11,11 +11,16 @@ import jax
 import numpy as np
 
 from evaluation import statistics
-from evaluation.baselines import KINDS, NUM_RATES, RATES_PER_DECADE, SCHEDULES
-from evaluation.run import LONGER, REFERENCE, CaseRuns, Method, Plan
+from evaluation.baselines.grid_search import METRICS
+from evaluation.baselines.optimizers import (
+    KINDS,
+    NUM_RATES,
+    RATES_PER_DECADE,
+    SCHEDULES,
+)
 from evaluation.statistics import Interval
 from evaluation.suites import TRAINED
-from evaluation.tuning import METRICS
+from evaluation.training.cases import LONGER, REFERENCE, CaseRuns, Method, Plan
 
 SCHEMA = 4
 _TARGET = 0.75  # Fraction of the reference's run that defines the target loss.
@@ -32,7 +37,7 @@ def score(
     """Compute all reported scores of an evaluation.
 
     Args:
-        found: Results of each case, from `evaluation.run.run`.
+        found: Results of each case, from `evaluation.training.cases.run`.
         plan: Settings of the evaluation.
         suite: Name of the suite.
         cards: Metadata of each contender, by name; empty if it has none.

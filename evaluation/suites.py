@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lopt.describe import from_dict
+from lopt.files.dataclass_json import from_dict
 from tasks import datasets
-from tasks.autoencoder import Autoencoder
 from tasks.base import Family, Searchable
-from tasks.mlp import MLP
+from tasks.supervised.autoencoder import Autoencoder
+from tasks.supervised.mlp import MLP
 from tasks.zoo import KINDS, ZOO, check_prepared, unique_names
 
 TRAINED = "trained on"

@@ -17,14 +17,14 @@ import optax
 from typing_extensions import override
 
 import lopt
+from lopt.adapter import Clock, PerTensorOptimizer, Tensor
 from lopt.registry import OPTIMIZERS
-from lopt.tensors import Clock, PerTensorOptimizer, Tensor
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.outer_optimizer import OuterAdam
+from meta_train.core.trainer import Trainer
+from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
-from meta_train.inner_training import InnerTraining
-from meta_train.outer_optimizer import OuterAdam
-from meta_train.trainer import Trainer
-from meta_train.truncation import Truncation
-from tasks.quadratic import RandomQuadratic
+from tasks.synthetic.quadratic import RandomQuadratic
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lopt.adafactor_mlp import AdafactorMLP
+    from lopt.adapter import PerTensorOptimizer, TensorOptimizer
     from lopt.base import LearnedOptimizer
-    from lopt.classical import LearnedAdam, LearnedMomentum, LearnedSGD
     from lopt.errors import UserError
-    from lopt.export import load, load_theta, read_card, save
-    from lopt.hierarchical import HierarchicalRNN
-    from lopt.hypernetwork import HyperLSTM
-    from lopt.learned_muon import LearnedMuon
-    from lopt.lstm import CoordinateLSTM
-    from lopt.mlp import PerParameterMLP
-    from lopt.mup import MuTransfer
-    from lopt.normalized_mlp import NormalizedMLP
+    from lopt.files.export import load, load_theta, read_card, save
+    from lopt.optimizers.adafactor_mlp import AdafactorMLP
+    from lopt.optimizers.classical import LearnedAdam, LearnedMomentum, LearnedSGD
+    from lopt.optimizers.coordinate_lstm import CoordinateLSTM
+    from lopt.optimizers.hierarchical_rnn import HierarchicalRNN
+    from lopt.optimizers.hyper_lstm import HyperLSTM
+    from lopt.optimizers.learned_muon import LearnedMuon
+    from lopt.optimizers.mu_transfer import MuTransfer
+    from lopt.optimizers.normalized_mlp import NormalizedMLP
+    from lopt.optimizers.per_parameter_mlp import PerParameterMLP
+    from lopt.optimizers.scheduled_sgd import ScheduledSGD
     from lopt.pretrained import list_pretrained
-    from lopt.schedules import ScheduledSGD
-    from lopt.tensors import PerTensorOptimizer, TensorOptimizer
 
 __all__ = [
     "AdafactorMLP",
@@ -46,27 +46,27 @@ __all__ = [
 
 # Names are imported on first access, so that `lopt --help` does not import jax.
 _HOMES = {
-    "AdafactorMLP": "lopt.adafactor_mlp",
-    "CoordinateLSTM": "lopt.lstm",
-    "HierarchicalRNN": "lopt.hierarchical",
-    "HyperLSTM": "lopt.hypernetwork",
-    "LearnedAdam": "lopt.classical",
-    "LearnedMomentum": "lopt.classical",
+    "AdafactorMLP": "lopt.optimizers.adafactor_mlp",
+    "CoordinateLSTM": "lopt.optimizers.coordinate_lstm",
+    "HierarchicalRNN": "lopt.optimizers.hierarchical_rnn",
+    "HyperLSTM": "lopt.optimizers.hyper_lstm",
+    "LearnedAdam": "lopt.optimizers.classical",
+    "LearnedMomentum": "lopt.optimizers.classical",
     "LearnedOptimizer": "lopt.base",
-    "LearnedSGD": "lopt.classical",
-    "MuTransfer": "lopt.mup",
-    "NormalizedMLP": "lopt.normalized_mlp",
-    "PerParameterMLP": "lopt.mlp",
-    "LearnedMuon": "lopt.learned_muon",
-    "PerTensorOptimizer": "lopt.tensors",
-    "ScheduledSGD": "lopt.schedules",
-    "TensorOptimizer": "lopt.tensors",
+    "LearnedSGD": "lopt.optimizers.classical",
+    "MuTransfer": "lopt.optimizers.mu_transfer",
+    "NormalizedMLP": "lopt.optimizers.normalized_mlp",
+    "PerParameterMLP": "lopt.optimizers.per_parameter_mlp",
+    "LearnedMuon": "lopt.optimizers.learned_muon",
+    "PerTensorOptimizer": "lopt.adapter",
+    "ScheduledSGD": "lopt.optimizers.scheduled_sgd",
+    "TensorOptimizer": "lopt.adapter",
     "UserError": "lopt.errors",
     "list_pretrained": "lopt.pretrained",
-    "load": "lopt.export",
-    "load_theta": "lopt.export",
-    "read_card": "lopt.export",
-    "save": "lopt.export",
+    "load": "lopt.files.export",
+    "load_theta": "lopt.files.export",
+    "read_card": "lopt.files.export",
+    "save": "lopt.files.export",
 }
 
 

@@ -1,16 +1,16 @@
 """Registry of learned optimizers; register a new one by adding it to `OPTIMIZERS`."""
 
-from lopt.adafactor_mlp import AdafactorMLP
 from lopt.base import LearnedOptimizer
-from lopt.classical import LearnedAdam, LearnedMomentum, LearnedSGD
-from lopt.hierarchical import HierarchicalRNN
-from lopt.hypernetwork import HyperLSTM
-from lopt.learned_muon import LearnedMuon
-from lopt.lstm import CoordinateLSTM
-from lopt.mlp import PerParameterMLP
-from lopt.mup import MuTransfer
-from lopt.normalized_mlp import NormalizedMLP
-from lopt.schedules import ScheduledSGD
+from lopt.optimizers.adafactor_mlp import AdafactorMLP
+from lopt.optimizers.classical import LearnedAdam, LearnedMomentum, LearnedSGD
+from lopt.optimizers.coordinate_lstm import CoordinateLSTM
+from lopt.optimizers.hierarchical_rnn import HierarchicalRNN
+from lopt.optimizers.hyper_lstm import HyperLSTM
+from lopt.optimizers.learned_muon import LearnedMuon
+from lopt.optimizers.mu_transfer import MuTransfer
+from lopt.optimizers.normalized_mlp import NormalizedMLP
+from lopt.optimizers.per_parameter_mlp import PerParameterMLP
+from lopt.optimizers.scheduled_sgd import ScheduledSGD
 
 OPTIMIZERS: dict[str, type[LearnedOptimizer]] = {
     "PerParameterMLP": PerParameterMLP,

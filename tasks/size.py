@@ -7,7 +7,7 @@ import jax
 
 from tasks import datasets
 from tasks.base import Family
-from tasks.supervised import Supervised
+from tasks.supervised.base import Supervised
 
 
 class Size(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from tasks import datasets
-from tasks.analytic import MatrixFactorisation, Rosenbrock
-from tasks.augmentation import (
+from tasks.base import Family, UnrolledSystem
+from tasks.families.augmentation import (
     Augmentation,
     InitialScale,
     NoisyGradient,
@@ -16,19 +16,19 @@ from tasks.augmentation import (
     ScaledLoss,
     SmallerBatches,
 )
-from tasks.autoencoder import Autoencoder, VariationalAutoencoder
-from tasks.base import Family, UnrolledSystem
-from tasks.character_lstm import CharacterLSTM
-from tasks.convolution import ConvNet, MyrtleResNet, ResNet
-from tasks.families import AnyDataset, ClassSubset, PermutedLabels
-from tasks.influence_balancing import InfluenceBalancing
-from tasks.language import RecurrentLM, TransformerLM
-from tasks.linear import Linear
-from tasks.masked_mlp import MaskedMLP
-from tasks.mlp import MLP
-from tasks.quadratic import QuadraticFamily, RandomQuadratic
-from tasks.swimmer import Swimmer
-from tasks.toy_regression import ToyRegression
+from tasks.families.random_data import AnyDataset, ClassSubset, PermutedLabels
+from tasks.supervised.autoencoder import Autoencoder, VariationalAutoencoder
+from tasks.supervised.convolutional import ConvNet, MyrtleResNet, ResNet
+from tasks.supervised.language import RecurrentLM, TransformerLM
+from tasks.supervised.linear import Linear
+from tasks.supervised.masked_mlp import MaskedMLP
+from tasks.supervised.mlp import MLP
+from tasks.synthetic.analytic import MatrixFactorisation, Rosenbrock
+from tasks.synthetic.quadratic import QuadraticFamily, RandomQuadratic
+from tasks.synthetic.toy_regression import ToyRegression
+from tasks.systems.character_lstm import CharacterLSTM
+from tasks.systems.influence_balancing import InfluenceBalancing
+from tasks.systems.swimmer import Swimmer
 
 Use: TypeAlias = Literal["train", "validation", "held out", "study"]
 

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import lopt
-from lopt.mlp import PerParameterMLP
+from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from meta_train.estimators import ESTIMATORS
 
 ROOT = Path(__file__).parent.parent

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from typing_extensions import override
 
-from meta_train.estimators.differentiation import EpisodeEstimator, backprop
+from meta_train.estimators.episodic import EpisodeEstimator, backprop
 from meta_train.estimators.population import make_sample
 from tasks.base import State
 

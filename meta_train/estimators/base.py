@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Self, TypeAlias
 from flax import struct
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from meta_train.truncation import Truncation
+from meta_train.core.truncation import Truncation
 from tasks.base import Data, State, Theta, UnrolledSystem
 
 Derivatives: TypeAlias = Literal["none", "forward", "reverse"]

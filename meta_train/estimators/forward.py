@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 from typing_extensions import override
 
-from meta_train.estimators.differentiation import EpisodeEstimator
+from meta_train.estimators.episodic import EpisodeEstimator
 from meta_train.estimators.population import make_sample
 from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
 

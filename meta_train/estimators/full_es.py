@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 from typing_extensions import override
 
-from meta_train.estimators.evolution import PairEstimator, antithetic, pair_sample
+from meta_train.estimators.antithetic import PairEstimator, antithetic, pair_sample
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from meta_train.estimators.base import Derivatives, Estimate, GradientEstimator
-from meta_train.estimators.evolution import (
+from meta_train.estimators.antithetic import (
     antithetic,
     check_std,
     draw_noise,
     pair_sample,
 )
+from meta_train.estimators.base import Derivatives, Estimate, GradientEstimator
 from meta_train.estimators.population import (
     check_at_least_one,
     update_population,

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from flax import struct
 from typing_extensions import override
 
-from meta_train.estimators.evolution import (
+from meta_train.core.truncation import Episode
+from meta_train.estimators.antithetic import (
     PairEstimator,
     antithetic,
     pair_sample,
 )
-from meta_train.truncation import Episode
 from tasks.base import Theta
 
 

@@ -9,14 +9,14 @@ import optax
 from flax import struct
 from typing_extensions import override
 
-from meta_train.estimators.base import Derivatives
-from meta_train.estimators.differentiation import backprop
-from meta_train.estimators.evolution import (
+from meta_train.core.truncation import Episode
+from meta_train.estimators.antithetic import (
     PairEstimator,
     antithetic,
 )
+from meta_train.estimators.base import Derivatives
+from meta_train.estimators.episodic import backprop
 from meta_train.estimators.population import cap_losses, make_sample
-from meta_train.truncation import Episode
 from tasks.base import State, Theta
 
 

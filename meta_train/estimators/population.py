@@ -10,7 +10,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 from typing_extensions import override
 
-from meta_train import sharding
+from meta_train.devices import sharding
 from meta_train.estimators.base import Estimate, GradientEstimator
 from tasks.base import Data, State, Theta, UnrolledSystem
 

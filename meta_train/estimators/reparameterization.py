@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import jax
 from typing_extensions import override
 
-from meta_train.estimators.differentiation import EpisodeEstimator, backprop
-from meta_train.estimators.evolution import check_std, draw_noise
+from meta_train.estimators.antithetic import check_std, draw_noise
+from meta_train.estimators.episodic import EpisodeEstimator, backprop
 from meta_train.estimators.population import make_sample
 
 

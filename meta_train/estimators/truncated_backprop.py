@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from meta_train.estimators.differentiation import EpisodeEstimator, backprop
+from meta_train.estimators.episodic import EpisodeEstimator, backprop
 from meta_train.estimators.population import make_sample
 
 

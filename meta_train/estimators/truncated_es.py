@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from typing_extensions import override
 
-from meta_train.estimators.evolution import PairEstimator, pair_sample
+from meta_train.estimators.antithetic import PairEstimator, pair_sample
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ import jax
 import numpy as np
 import pytest
 
-from evaluation.baselines import Baseline, setting
-from meta_train.inner_training import InnerTraining
-from meta_train.unroll import unroll
+from evaluation.baselines.optimizers import Baseline, setting
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.unroll import unroll
 from tasks.base import Family, Searchable, UnrolledSystem
-from tasks.language import LanguageModel
-from tasks.supervised import Supervised
+from tasks.supervised.base import Supervised
+from tasks.supervised.language import LanguageModel
 from tasks.zoo import ZOO
 from tests.conftest import needs_data
 

@@ -9,6 +9,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from meta_train.core.objectives import OBJECTIVES
 from meta_train.estimators import (
     ESTIMATORS,
     PES,
@@ -19,7 +20,6 @@ from meta_train.estimators import (
     TruncatedBackprop,
     TruncatedES,
 )
-from meta_train.objectives import OBJECTIVES
 from tests.meta_train.estimators.truth import (
     HORIZON,
     PROBLEMS,

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from meta_train.diagnostics import Probe
+from meta_train.analysis.diagnostics import Probe
+from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, PES
-from meta_train.truncation import Truncation
 from tasks.base import UnrolledSystem
 
 

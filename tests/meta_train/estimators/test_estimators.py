@@ -8,8 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lopt.schedules import ScheduledSGD
-from meta_train import sharding
+from lopt.optimizers.scheduled_sgd import ScheduledSGD
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.truncation import Episode, Truncation
+from meta_train.core.unroll import unroll
+from meta_train.devices import sharding
 from meta_train.estimators import (
     ARTBP,
     ESTIMATORS,
@@ -23,15 +26,12 @@ from meta_train.estimators import (
     PESAnalytic,
     TruncatedES,
 )
-from meta_train.estimators.evolution import antithetic, draw_noise, pair_sample
+from meta_train.estimators.antithetic import antithetic, draw_noise, pair_sample
 from meta_train.estimators.guided_es import orthonormal
 from meta_train.estimators.population import average, cap_losses, make_sample
-from meta_train.inner_training import InnerTraining
-from meta_train.truncation import Episode, Truncation
-from meta_train.unroll import unroll
-from tasks.character_lstm import CharacterLSTM
-from tasks.influence_balancing import InfluenceBalancing
-from tasks.quadratic import RandomQuadratic
+from tasks.synthetic.quadratic import RandomQuadratic
+from tasks.systems.character_lstm import CharacterLSTM
+from tasks.systems.influence_balancing import InfluenceBalancing
 from tests.meta_train.estimators.truth import Recurrence
 
 SYSTEM = InnerTraining(RandomQuadratic(dim=4), ScheduledSGD())

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from lopt.schedules import ScheduledSGD
-from meta_train.inner_training import InnerTraining
-from meta_train.objectives import OBJECTIVES, LogLoss
-from meta_train.truncation import Truncation
-from meta_train.unroll import unroll
+from lopt.optimizers.scheduled_sgd import ScheduledSGD
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.objectives import OBJECTIVES, LogLoss
+from meta_train.core.truncation import Truncation
+from meta_train.core.unroll import unroll
 from tasks.base import Task, UnrolledSystem
-from tasks.influence_balancing import InfluenceBalancing
+from tasks.systems.influence_balancing import InfluenceBalancing
 
 HORIZON = 12
 

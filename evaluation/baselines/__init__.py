@@ -1,0 +1,1 @@
+"""Baseline optimizers and the grid search over their learning rates."""

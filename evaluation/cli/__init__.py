@@ -1,0 +1,1 @@
+"""Commands of evaluation, one per file."""

@@ -1,0 +1,1 @@
+"""Report of an evaluation: tables, figures and an HTML page."""

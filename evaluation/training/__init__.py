@@ -1,0 +1,1 @@
+"""Batched inner training of optimizers and baselines, with a cache."""

@@ -1,0 +1,147 @@
+"""On-disk cache of evaluation results, keyed by a hash of all their inputs."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from evaluation.training import batched as runs
+from evaluation.training.batched import Curves, Runs
+from tasks.base import Family
+
+# Increment whenever the results for an unchanged key change.
+_FORMAT = 3
+_OURS = ("lopt", "tasks", "meta_train", "evaluation")
+_VERSIONS = ("lopt", "jax", "jaxlib", "flax", "optax")
+Arrays = TypeVar("Arrays", bound=tuple)
+
+
+class Cache:
+    """Directory of `.npz` files, one for each cached named tuple of arrays."""
+
+    def __init__(self, folder: Path | None = None):
+        """Initialize the cache.
+
+        Args:
+            folder: Directory of the cache, created on first write. With `None`,
+                nothing is read or written.
+        """
+        self._folder = folder
+
+    def train(
+        self, task: Family, num_steps: int, groups: Sequence[Runs]
+    ) -> list[Curves]:
+        """Load the curves of each group, and train the groups that are not cached.
+
+        Args:
+            task: Task to train.
+            num_steps: Steps of each run.
+            groups: Runs of each optimizer.
+
+        Returns:
+            Curves of each group, as from `runs.train`.
+        """
+        names = [name_of(task, num_steps, group) for group in groups]
+        found = [self.get(name, Curves) for name in names]
+        missing = [i for i, curves in enumerate(found) if curves is None]
+        if missing:
+            new = runs.train(task, num_steps, [groups[i] for i in missing])
+            for i, curves in zip(missing, new, strict=True):
+                found[i] = curves
+                self.put(names[i], curves)
+        return [curves for curves in found if curves is not None]
+
+    def get(self, name: str | None, kind: type[Arrays]) -> Arrays | None:
+        """Load a cached named tuple.
+
+        Args:
+            name: Cache key from `name_of`.
+            kind: Type of the named tuple; its fields name the arrays of the file.
+
+        Returns:
+            The named tuple, or `None` if it is missing or unreadable.
+        """
+        if self._folder is None or name is None:
+            return None
+        fields = kind._fields  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            with (self._folder / f"{name}.npz").open("rb") as file:
+                content = np.load(file, allow_pickle=False)
+                return kind(*(content[field] for field in fields))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+
+    def put(self, name: str | None, arrays: Any) -> None:
+        """Write a named tuple of arrays atomically.
+
+        Nothing is written without a folder or if `name` is `None`.
+        """
+        if self._folder is None or name is None:
+            return
+        # A failed write is harmless: the result is computed again next time.
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                np.savez_compressed(file, **arrays._asdict())
+            Path(file.name).replace(self._folder / f"{name}.npz")
+
+
+def name_of(*parts: Any) -> str | None:
+    """Compute a cache key, or `None` if the parts are not hashable.
+
+    The key also covers the cache format, the versions of the main packages and the kind
+    of the first device.
+
+    Args:
+        *parts: Inputs of the computation: dataclasses of this project, arrays, PRNG
+            keys, containers, scalars and strings. A string that is the path of a file
+            is hashed with the size and modification time of the file.
+    """
+    versions = {package: metadata.version(package) for package in _VERSIONS}
+    device = jax.devices()[0]
+    try:
+        described = [_FORMAT, versions, device.device_kind, _describe(parts)]
+    except TypeError:  # User-defined functions and classes have no stable description.
+        return None
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _describe(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        kind = type(value)
+        if kind.__module__.split(".")[0] not in _OURS:
+            raise TypeError(f"{kind} may change without a change of its name")
+        fields = dataclasses.fields(value)
+        content = {
+            field.name: _describe(getattr(value, field.name)) for field in fields
+        }
+        return {"type": f"{kind.__module__}.{kind.__name__}", **content}
+    if isinstance(value, jax.Array) and jnp.issubdtype(
+        value.dtype, jax.dtypes.prng_key
+    ):
+        return _describe(jax.random.key_data(value))
+    if isinstance(value, jax.Array | np.ndarray):
+        array = np.asarray(value)
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+        return [str(array.dtype), list(array.shape), digest]
+    if isinstance(value, Mapping):
+        return {str(k): _describe(v) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [_describe(item) for item in value]
+    if isinstance(value, str) and os.path.isfile(value):  # A user's dataset file.
+        about = os.stat(value)
+        return [value, about.st_size, about.st_mtime_ns]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"{value!r} cannot be described")

@@ -1,0 +1,356 @@
+"""Run optimizers and tuned baselines on the cases of a suite, with shared seeds."""
+
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Key
+
+import lopt
+from evaluation.baselines.grid_search import METRICS, Metric, Tuned, tune
+from evaluation.baselines.optimizers import (
+    KINDS,
+    Baseline,
+    Fixed,
+    Setting,
+    candidate,
+    setting,
+    tunable,
+)
+from evaluation.suites import Case
+from evaluation.training.batched import Curves, Runs, choose
+from evaluation.training.cache import Cache, name_of
+from evaluation.training.costs import Cost, Timer, prepare_gradient, prepare_update
+from lopt.base import LearnedOptimizer, Theta
+from lopt.errors import UserError, find
+from tasks.size import size
+
+REFERENCE = "adam"
+LONGER = 3
+"""Factor by which runs of the reference are extended, to measure speed-ups.
+
+A speed-up is thus at most this factor.
+"""
+
+Bound: TypeAlias = tuple[LearnedOptimizer, Theta]
+Contender: TypeAlias = (
+    Bound
+    | optax.GradientTransformation
+    | Callable[[int], optax.GradientTransformation]
+    | str
+    | Path
+)
+
+
+class Plan(NamedTuple):
+    """Settings of an evaluation.
+
+    Attributes:
+        num_seeds: Evaluation seeds for each optimizer and task.
+        num_tuning_seeds: Separate seeds for tuning.
+        seed: Seed from which the keys of all runs are derived.
+        baselines: Names in `KINDS`; the reference is always included.
+        tuned: Names of contenders that are tuned like the baselines.
+    """
+
+    num_seeds: int = 20
+    num_tuning_seeds: int = 3
+    seed: int = 0
+    baselines: tuple[str, ...] = tuple(KINDS)
+    tuned: tuple[str, ...] = ()
+
+    def keys(self) -> Key[Array, " seeds"]:
+        """Keys of the evaluation runs, unused in meta-training."""
+        return self._keys(2**32 - 3, self.num_seeds)
+
+    def tuning_keys(self) -> Key[Array, " seeds"]:
+        """Keys of the tuning runs, distinct from `keys`."""
+        return self._keys(2**32 - 4, self.num_tuning_seeds)
+
+    def _keys(self, number: int, num: int) -> Key[Array, " seeds"]:
+        # Meta-training does not fold in these numbers, so its keys differ even with
+        # the same seed.
+        key = jax.random.fold_in(jax.random.key(self.seed), number)
+        return jax.random.split(key, num)
+
+
+class Method(NamedTuple):
+    """Results of an optimizer on one case.
+
+    Attributes:
+        curves: Evaluation runs at the setting tuned for each metric. An untuned
+            optimizer has the same runs for all metrics.
+        settings: Best learning rate and schedule for each metric; empty if the
+            optimizer is not tuned.
+        cost: Cost of an update; `None` if it was not measured.
+    """
+
+    curves: dict[Metric, Curves]
+    settings: dict[Metric, tuple[float, str]]
+    cost: Cost | None = None
+
+
+class CaseRuns(NamedTuple):
+    """Results of all optimizers on one case.
+
+    Attributes:
+        case: The case.
+        methods: Results of the contenders and baselines, by name.
+        tuned: Tuning results of the baselines and tuned contenders, reference first.
+        longer: Training losses of the reference at constant learning rates near the
+            best one, for `LONGER` times the number of steps.
+        gradient: Cost of sampling a batch and computing its gradient.
+    """
+
+    case: Case
+    methods: dict[str, Method]
+    tuned: list[Tuned]
+    longer: Float[np.ndarray, "rates seeds longer"]
+    gradient: Cost | None = None
+
+
+def num_stages(num_cases: int, num_contenders: int) -> int:
+    """Number of calls that `run` makes to `report`."""
+    return num_cases * (num_contenders + 3) + 1
+
+
+def run(
+    contenders: Mapping[str, Contender],
+    cases: Sequence[Case],
+    plan: Plan,
+    cache: Cache,
+    report: Callable[[str], None] = lambda text: None,
+) -> list[CaseRuns]:
+    """Train every case with every contender and every baseline.
+
+    Args:
+        contenders: Optimizers by name. Those in `plan.tuned` are tuned, the others are
+            run as given.
+        cases: Tasks and their horizons.
+        plan: Seeds, baselines and names of tuned contenders.
+        cache: Cache of results.
+        report: Callback with a short description of each completed stage. It may be
+            called from a worker thread.
+
+    Returns:
+        Results of each case, in the order of `cases`.
+
+    Raises:
+        UserError: If a contender has the name of a baseline, is not an optimizer, or is
+            to be tuned without having a learning rate; or if a name is unknown.
+    """
+    for name in plan.baselines:
+        find("baseline", name, KINDS)
+    if taken := sorted(set(contenders) & set(KINDS)):
+        raise UserError(
+            "optimizers must not have the name of a baseline; got "
+            f"{', '.join(taken)}. Try my-{taken[0]}."
+        )
+    bound = {name: bind(contender) for name, contender in contenders.items()}
+    for name in plan.tuned:  # Validate before anything is trained.
+        tunable(name, *find("optimizer", name, bound)(1))
+    stop = threading.Event()
+
+    def one(case: Case) -> CaseRuns:
+        def done(what: str) -> None:
+            if stop.is_set():
+                raise InterruptedError
+            report(f"{case.name}: {what}")
+
+        now = {name: at(case.num_steps) for name, at in bound.items()}
+        return _run_case(now, case, plan, cache, done)
+
+    # Run two cases at a time: much of the work is compilation, which uses one core.
+    pool = ThreadPoolExecutor(2)
+    try:
+        # Start the longest cases first, so that both threads finish at a similar time.
+        longest = sorted(range(len(cases)), key=lambda i: -_work(cases[i]))
+        begun = {i: pool.submit(one, cases[i]) for i in longest}
+        for done in wait(begun.values(), return_when=FIRST_EXCEPTION).done:
+            done.result()
+        found = [begun[i].result() for i in range(len(cases))]
+        return _with_costs(found, bound, cache, pool, report)
+    except BaseException:
+        # Threads finish and cache their current stage, but do not start another.
+        stop.set()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _work(case: Case) -> float:
+    return case.num_steps * np.nan_to_num(size(case.task).flops)
+
+
+def bind(contender: Contender) -> Callable[[int], Bound]:
+    """Normalize a contender to a function of the number of steps of a run.
+
+    Args:
+        contender: Optimizer in any of the accepted forms. Files are loaded here.
+
+    Returns:
+        Function from the number of steps to a learned optimizer and its `theta`.
+
+    Raises:
+        UserError: If `contender` has none of the accepted types.
+    """
+    if isinstance(contender, str | Path):
+        loaded = lopt.load_theta(contender)
+        return lambda num_steps: loaded
+    if isinstance(contender, optax.GradientTransformation):
+        return lambda num_steps: (Fixed(contender), ())
+    if isinstance(contender, tuple) and isinstance(contender[0], LearnedOptimizer):
+        return lambda num_steps: contender
+    if callable(contender):
+        return lambda num_steps: (Fixed(contender(num_steps)), ())
+    raise UserError(
+        "an optimizer must be an optax transformation, a function from the number of "
+        "steps to one, a pair of a learned optimizer and its theta, or a file; got "
+        f"{type(contender).__name__}."
+    )
+
+
+def _run_case(
+    bound: Mapping[str, Bound],
+    case: Case,
+    plan: Plan,
+    cache: Cache,
+    done: Callable[[str], None],
+) -> CaseRuns:
+    task, num_steps = case.task, case.num_steps
+    keys = plan.keys()
+    methods: dict[str, Method] = {}
+    untuned = {name: pair for name, pair in bound.items() if name not in plan.tuned}
+    for name, (optimizer, theta) in untuned.items():
+        (curves,) = cache.train(task, num_steps, [_same(optimizer, theta, keys)])
+        methods[name] = Method(dict.fromkeys(METRICS, curves), {})
+        done(name)
+    names = dict.fromkeys([REFERENCE, *plan.baselines])
+    candidates = [candidate(name) for name in names]
+    candidates += [tunable(name, *bound[name]) for name in plan.tuned]
+    tuned = tune(case, candidates, plan.tuning_keys(), cache)
+    done("tuned baselines")
+    judged = cache.train(task, num_steps, [_judged(t, keys) for t in tuned])
+    for t, curves in zip(tuned, judged, strict=True):
+        parts = [
+            Curves(*(np.split(x, len(METRICS))[i] for x in curves))
+            for i in range(len(METRICS))
+        ]
+        methods[t.name] = Method(
+            dict(zip(METRICS, parts, strict=True)),
+            {metric: t.best(metric) for metric in METRICS},
+        )
+    for name in plan.tuned:
+        done(name)
+    done("baselines")
+    rates = tuned[0].constant_rates("final")
+    (curves,) = cache.train(task, LONGER * num_steps, [_longer(rates, keys)])
+    losses = curves.train_loss.reshape(len(rates), -1, LONGER * num_steps)
+    done(f"{REFERENCE} for longer")
+    ordered = {name: methods[name] for name in (*bound, *names)}
+    return CaseRuns(case, ordered, tuned, losses)
+
+
+def _same(optimizer: LearnedOptimizer, theta: Theta, keys: Key[Array, " n"]) -> Runs:
+    """Make one run for each key, all with the same `theta`."""
+
+    def repeat(x):
+        return np.broadcast_to(x, (len(keys), *np.shape(x)))
+
+    return Runs(optimizer, jax.tree.map(repeat, theta), keys)
+
+
+def _judged(tuned: Tuned, keys: Key[Array, " n"]) -> Runs:
+    """Make runs at the best setting for each metric: all keys of one metric first."""
+    best = [setting(*tuned.best(metric)) for metric in METRICS]
+    every = [np.repeat(np.stack(x), len(keys)) for x in zip(*best, strict=True)]
+    thetas = tuned.candidate.with_settings(Setting(*every))
+    return Runs(tuned.candidate.optimizer, thetas, _repeated(keys, len(best)))
+
+
+def _longer(rates: np.ndarray, keys: Key[Array, " n"]) -> Runs:
+    """Make runs of the reference for each constant learning rate and key."""
+    every = np.repeat(rates, len(keys)).astype(np.float32)
+    settings = Setting(every, np.zeros_like(every))
+    return Runs(Baseline(REFERENCE), settings, _repeated(keys, len(rates)))
+
+
+def _repeated(keys: Key[Array, " n"], num: int) -> Key[Array, " all"]:
+    return choose(keys, np.tile(np.arange(len(keys)), num))
+
+
+def _with_costs(
+    found: Sequence[CaseRuns],
+    bound: Mapping[str, Callable[[int], Bound]],
+    cache: Cache,
+    pool: ThreadPoolExecutor,
+    report: Callable[[str], None],
+) -> list[CaseRuns]:
+    """Add the costs of gradients and updates.
+
+    Contenders and the reference are measured on all cases, the other baselines on the
+    first case only.
+    """
+    requests: dict[Any, Callable[[], Timer]] = {}
+    wanted: list[dict[str, Any]] = []
+
+    def want(prepare: Callable[[], Timer], *parts: Any) -> Any:
+        # A program without a cache key gets a unique placeholder and is not cached.
+        name = name_of(*parts) or object()
+        requests.setdefault(name, prepare)
+        return name
+
+    for case, methods, *_ in found:
+        shapes = size(case.task).params
+        sizes = [str(x) for x in jax.tree_util.tree_leaves_with_path(shapes)]
+        # The empty name stands for the gradient.
+        gradient = functools.partial(prepare_gradient, case.task, shapes)
+        names = {"": want(gradient, "gradient", case.task)}
+        for name, method in methods.items():
+            if name in bound:
+                optimizer, theta = bound[name](case.num_steps)
+            elif name == REFERENCE or case is found[0].case:
+                optimizer = Baseline(name)
+                theta = setting(*method.settings["final"])
+            else:
+                continue
+            # The key omits the task and theta: the latency of an update depends on
+            # neither.
+            update = functools.partial(prepare_update, shapes, optimizer, theta)
+            names[name] = want(update, "update", sizes, optimizer)
+        wanted.append(names)
+    costs = _measure(requests, cache, pool)
+    report("costs")
+    return [
+        runs._replace(
+            gradient=costs[names[""]],
+            methods={
+                name: method._replace(cost=costs.get(names.get(name)))
+                for name, method in runs.methods.items()
+            },
+        )
+        for runs, names in zip(found, wanted, strict=True)
+    ]
+
+
+def _measure(
+    requests: Mapping[Any, Callable[[], Timer]], cache: Cache, pool: ThreadPoolExecutor
+) -> dict[Any, Cost]:
+    def named(name):
+        return name if isinstance(name, str) else None
+
+    kept = {name: cache.get(named(name), Cost) for name in requests}
+    missing = [name for name, cost in kept.items() if cost is None]
+    timers = list(pool.map(lambda name: requests[name](), missing))
+    costs = {n: Cost(*map(float, cost)) for n, cost in kept.items() if cost is not None}
+    # Measure sequentially: concurrent work would distort the timings.
+    for name, timer in zip(missing, timers, strict=True):
+        costs[name] = timer()
+        cache.put(named(name), costs[name])
+    return costs

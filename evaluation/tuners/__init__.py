@@ -1,0 +1,1 @@
+"""Black-box tuners of outer parameters, as baselines of meta-training."""

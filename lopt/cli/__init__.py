@@ -1,0 +1,1 @@
+"""The `lopt` command: entry point and `lopt show`."""

@@ -1,0 +1,1 @@
+"""Files of learned optimizers, and conversion of dataclasses to JSON."""

@@ -1,0 +1,448 @@
+"""Export of trained optimizers to self-describing `.safetensors` files."""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import json
+import math
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+import optax
+import safetensors
+import safetensors.numpy
+from jaxtyping import Array, Float, PyTree
+
+from lopt.base import LearnedOptimizer, NumSteps, Theta
+from lopt.errors import UserError
+from lopt.files.dataclass_json import from_dict, to_dict
+from lopt.pretrained import resolve
+from lopt.registry import OPTIMIZERS
+
+FORMAT = 1
+_HEADER = "lopt"
+_ENTRIES = {"architecture": str, "hyperparameters": dict, "card": dict}
+_LARGEST_SIZE = 100
+_LARGEST_COUNT = 2**31 - 1
+
+
+def save(
+    path: str | Path,
+    optimizer: LearnedOptimizer,
+    theta: Theta,
+    card: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `optimizer` and `theta` to `path` atomically.
+
+    Args:
+        path: Output file; an existing file is replaced.
+        optimizer: Architecture with its hyperparameters.
+        theta: Trained outer parameters.
+        card: Metadata with JSON values, such as tasks, horizons, outer steps and seed.
+
+    Raises:
+        UserError: If `theta` does not match `optimizer` or is not finite, or if `card`
+            is not valid JSON.
+    """
+    path = Path(path)
+    tensors = {n: np.array(leaf, order="C") for n, leaf in _named_leaves(theta)}
+    try:
+        _check_theta(optimizer, tensors)
+        text = json.dumps(dict(card or {}), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path} cannot be written: {_one_line(error)}") from error
+    described = to_dict(optimizer)
+    header = {
+        "format": FORMAT,
+        "architecture": described.pop("type"),
+        "hyperparameters": described,
+        # A JSON round trip, so that the checksum covers the card as it is read back.
+        "card": json.loads(text),
+        "versions": {
+            name: importlib.metadata.version(name)
+            for name in ("lopt", "jax", "flax", "optax")
+        },
+    }
+    header["sha256"] = _checksum(header, tensors)
+    # A single metadata entry keeps the file reproducible: safetensors writes several in
+    # arbitrary order.
+    metadata = {_HEADER: json.dumps(header)}
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(safetensors.numpy.save(tensors, metadata))
+    partial.replace(path)
+
+
+def load(
+    path: str | Path,
+    num_steps: NumSteps | float | Float[Array, ""] | None = None,
+    *,
+    learning_rate_scale: float | Float[Array, ""] = 1.0,
+    weight_decay: float | Float[Array, ""] = 0.0,
+) -> optax.GradientTransformationExtraArgs:
+    """Load a trained optimizer as an optax transformation.
+
+    Warns if `num_steps` is above the longest horizon of meta-training or below half the
+    shortest. Warns once per file if `update` is called more than `num_steps` times.
+
+    Args:
+        path: Name of a shipped optimizer (`lopt.list_pretrained()`), or a file written
+            by `save`, `lopt meta-train` or `lopt export`.
+        num_steps: Number of updates of the training run. Required: the schedule
+            depends on it.
+        learning_rate_scale: Factor applied to every update.
+        weight_decay: Decoupled weight decay. Each update subtracts this fraction of
+            every tensor of rank two or more, annealed linearly to zero over the run. It
+            is not multiplied by `learning_rate_scale`.
+
+    Returns:
+        An optax gradient transformation.
+
+    Raises:
+        UserError: If the file cannot be read or an argument is invalid.
+    """
+    total = _whole_number(num_steps)
+    _check_knobs(learning_rate_scale, weight_decay)
+    file = resolve(path)
+    header, tensors = _read(file)
+    optimizer, theta = _make(path, header, tensors)
+    _warn_of_horizon(path, total, header["card"])
+    inner = optimizer.as_optax(theta, total)
+    if _is_set(learning_rate_scale, 1.0):
+        inner = _chained(inner, optax.scale(learning_rate_scale))
+    if _is_set(weight_decay, 0.0):
+        inner = _chained(inner, _annealed_weight_decay(weight_decay, total))
+    return _with_end(inner, total, path)
+
+
+def load_theta(path: str | Path) -> tuple[LearnedOptimizer, Theta]:
+    """Load the architecture and the trained outer parameters."""
+    return _make(path, *_read(resolve(path)))
+
+
+def read_card(path: str | Path) -> dict[str, Any]:
+    """Read the card, the header entries and `num_parameters` as one dictionary.
+
+    Header entries are the architecture, hyperparameters, versions, format and checksum.
+    """
+    header, tensors = _read(resolve(path))
+    num_parameters = sum(int(x.size) for x in tensors.values())
+    card = header.pop("card")
+    return {**card, **header, "num_parameters": num_parameters}
+
+
+def _named_leaves(theta: Any) -> list[tuple[str, Any]]:
+    paths, _ = jax.tree_util.tree_flatten_with_path(theta)
+
+    def name(path):
+        return jax.tree_util.keystr(path, simple=True, separator="/")
+
+    return [(name(path) or "theta", leaf) for path, leaf in paths]
+
+
+def _checksum(header: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+        digest.update(tensor.tobytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Read the header and the tensors of a file, and verify its checksum."""
+    if not path.is_file():
+        raise UserError(
+            f"{path} must be a file written by `lopt export`; there is none. "
+            "Try `lopt export RUN_DIR --out FILE`."
+        )
+    try:
+        # `safe_open` rejects sizes beyond the end of the file before it allocates.
+        with safetensors.safe_open(path, framework="numpy") as file:
+            header = _read_header(path, file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        unsigned = {name: entry for name, entry in header.items() if name != "sha256"}
+        is_whole = header.get("sha256") == _checksum(unsigned, tensors)
+    except UserError:
+        raise
+    # A damaged file may raise any exception: AttributeError for dtypes and ValueError
+    # for shapes that NumPy does not support, RecursionError for deeply nested headers.
+    except Exception as error:
+        raise UserError(
+            f"{path} must be a whole safetensors file; it cannot be read "
+            f"({_one_line(error)}). It may be truncated: copy or export it again."
+        ) from error
+    if not is_whole:
+        raise UserError(
+            f"{path} is damaged: its content does not match its checksum. "
+            "Copy or export it again."
+        )
+    for name, kind in _ENTRIES.items():
+        if not isinstance(header.get(name), kind):
+            raise UserError(
+                f"{path}: `{name}` in its header must be a {kind.__name__}; got "
+                f"{_one_line(repr(header.get(name)))}. Export it again from its run."
+            )
+    return header, tensors
+
+
+def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Parse the `lopt` metadata entry and validate its format version."""
+    if _HEADER not in metadata:
+        raise UserError(
+            f"{path} is a safetensors file but not an optimizer of lopt: its header "
+            "has no `lopt` entry. Try a file written by `lopt export`."
+        )
+    try:
+        header = json.loads(metadata[_HEADER])
+        version = header["format"]
+        if type(version) is not int or version < 1:
+            raise TypeError(f"format {version!r}")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise UserError(
+            f"{path} is damaged: its header cannot be read. Copy or export it again."
+        ) from error
+    # Precedes the checksum, which a newer format may compute differently.
+    if version > FORMAT:
+        raise UserError(
+            f"{path} has format {_one_line(version)}; this version of lopt reads up to "
+            f"{FORMAT}. Try `pip install --upgrade lopt`."
+        )
+    return header
+
+
+def _make(
+    path: str | Path, header: Mapping[str, Any], tensors: Mapping[str, np.ndarray]
+) -> tuple[LearnedOptimizer, Theta]:
+    """Create the optimizer described by a header, and its `theta`."""
+    described = {**header["hyperparameters"], "type": header["architecture"]}
+    try:
+        optimizer = from_dict(described, OPTIMIZERS)
+        template = _check_theta(optimizer, tensors)
+    # Hyperparameters from a file may raise any exception in any optimizer.
+    except Exception as error:
+        raise UserError(f"{path}: {_one_line(error)}") from error
+    leaves = [jnp.asarray(tensors[name]) for name, _ in _named_leaves(template)]
+    return optimizer, jax.tree.unflatten(jax.tree.structure(template), leaves)
+
+
+def _check_theta(
+    optimizer: LearnedOptimizer, tensors: Mapping[str, np.ndarray]
+) -> PyTree[jax.ShapeDtypeStruct]:
+    """Validate `tensors` as outer parameters of `optimizer`.
+
+    Returns:
+        The shapes and dtypes of `theta`, as a pytree of `jax.ShapeDtypeStruct`.
+
+    Raises:
+        UserError: If names, shapes or dtypes do not match, or a value is not finite.
+    """
+    sizes = [n for tensor in tensors.values() for n in tensor.shape]
+    _check_sizes(optimizer, max([_LARGEST_SIZE, len(tensors), *sizes]))
+    template = _template(optimizer)
+    found = {name: (x.shape, x.dtype) for name, x in tensors.items()}
+    if found != {n: (x.shape, x.dtype) for n, x in _named_leaves(template)}:
+        raise UserError(
+            f"the tensors in it do not fit its architecture, {optimizer}. "
+            "Export it again from its run."
+        )
+    for name, tensor in tensors.items():
+        if not np.isfinite(tensor).all():
+            raise UserError(
+                f"theta must be finite, and {name} is not: the run that it comes from "
+                "has diverged. Try a smaller outer learning rate."
+            )
+    return template
+
+
+def _check_sizes(optimizer: Any, largest: int) -> None:
+    """Raise if a hyperparameter implies a larger `theta` than the file contains.
+
+    A small file may specify a network of a billion layers, and tracing its `init_theta`
+    would take hours. Nested dataclasses are checked recursively.
+
+    Args:
+        optimizer: Dataclass whose fields are checked.
+        largest: Upper bound on integers that determine the shapes of `theta`.
+    """
+    values = {
+        field.name: getattr(optimizer, field.name)
+        for field in dataclasses.fields(optimizer)
+    }
+    large = []
+    for name, value in values.items():
+        if dataclasses.is_dataclass(value):
+            _check_sizes(value, largest)
+        numbers = (len(value), *value) if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, int) and number > largest for number in numbers):
+            large.append(name)
+    small = {n: () if isinstance(values[n], tuple) else 1 for n in large}
+    for name in large:
+
+        def make(**changed):
+            return dataclasses.replace(optimizer, **small | changed)
+
+        # Integers that do not affect the shapes of `theta` are unbounded.
+        if isinstance(values[name], tuple) or (
+            _template(make(**{name: 1})) != _template(make(**{name: 2}))
+        ):
+            raise UserError(
+                f"`{name}` must be at most {largest}: it has no more tensors, and no "
+                f"larger ones; got {values[name]}. Export it again from its run."
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def _template(optimizer: LearnedOptimizer) -> PyTree[jax.ShapeDtypeStruct]:
+    return jax.eval_shape(optimizer.init_theta, jax.random.key(0))
+
+
+def _one_line(error: object) -> str:
+    """Format untrusted text as one printable line of at most 500 characters."""
+    text = " ".join(str(error).split())
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def _whole_number(num_steps: Any) -> NumSteps:
+    """Validate `num_steps` and clamp it to int32; traced values are only cast."""
+    if num_steps is None:
+        raise UserError(
+            "`num_steps` must be given: a learned optimizer schedules its steps over "
+            "the run. Try lopt.load(path, num_steps=1000)."
+        )
+    if isinstance(num_steps, jax.core.Tracer):
+        return num_steps.astype(jnp.int32)
+    try:
+        number = float(num_steps)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not (1 <= number < math.inf and number == int(number)):
+        raise UserError(
+            f"`num_steps` must be an integer of at least 1; got {num_steps}. Try 1000."
+        )
+    return min(int(number), _LARGEST_COUNT)
+
+
+def _check_knobs(learning_rate_scale: Any, weight_decay: Any) -> None:
+    limits = {
+        "learning_rate_scale": (learning_rate_scale, "positive and finite", 1.0),
+        "weight_decay": (weight_decay, "at least 0 and below 1", 1e-4),
+    }
+    for name, (value, wanted, example) in limits.items():
+        if isinstance(value, jax.Array):
+            continue  # traced by `optax.inject_hyperparams`, so unknown here
+        least = 0 <= value < 1 if name == "weight_decay" else 0 < value < math.inf
+        if not least:
+            raise UserError(f"`{name}` must be {wanted}; got {value}. Try {example}.")
+
+
+def _is_set(value: Any, default: float) -> bool:
+    """Check whether a value may differ from its default; true for JAX arrays."""
+    return isinstance(value, jax.Array) or value != default
+
+
+def _chained(
+    *transformations: optax.GradientTransformation,
+) -> optax.GradientTransformationExtraArgs:
+    return optax.with_extra_args_support(optax.chain(*transformations))
+
+
+def _annealed_weight_decay(
+    weight_decay: float | Float[Array, ""], num_steps: NumSteps
+) -> optax.GradientTransformation:
+    """Decoupled weight decay of tensors of rank >= 2, annealed linearly to zero."""
+
+    def schedule(count):
+        progress = jnp.minimum(count / jnp.asarray(num_steps, jnp.float32), 1.0)
+        return -weight_decay * (1.0 - progress)
+
+    def is_matrix(params):
+        return jax.tree.map(lambda x: jnp.ndim(x) >= 2, params)
+
+    return optax.add_decayed_weights(schedule, mask=is_matrix)
+
+
+def _warn_of_horizon(path: Any, num_steps: NumSteps, card: Mapping[str, Any]) -> None:
+    """Warn of runs longer than all training horizons, or under half the shortest."""
+    horizons = card.get("horizons")
+    numbers = horizons if isinstance(horizons, list) else [horizons]
+    known = [float(x) for x in numbers if isinstance(x, int | float)]
+    if not known or not isinstance(num_steps, int):
+        return
+    if min(known) / 2 <= num_steps <= max(known):
+        return
+    warnings.warn(
+        f"{path} was meta-trained for runs of {min(known):g} to {max(known):g} steps; "
+        f"got num_steps={num_steps}, where it may perform poorly.",
+        stacklevel=3,
+    )
+
+
+_lock = threading.Lock()
+_warned: set[Path] = set()
+
+
+def _with_end(
+    inner: optax.GradientTransformationExtraArgs,
+    num_steps: NumSteps,
+    path: str | Path,
+) -> optax.GradientTransformationExtraArgs:
+    """Wrap `inner` to warn, once per file, about updates past `num_steps`."""
+
+    def warn(is_over, total):
+        with _lock:  # callbacks of different devices run on different threads
+            if not is_over or Path(path).absolute() in _warned:
+                return
+            _warned.add(Path(path).absolute())
+        warnings.warn(
+            f"`update` of {path} was called more than num_steps={total} times; time "
+            "features are frozen. Load it with the number of steps of the run.",
+            stacklevel=2,
+        )
+
+    def watch(is_over, total):
+        if isinstance(is_over, jax.core.Tracer):
+            watch_traced(is_over, total)
+        else:
+            warn(bool(is_over), int(total))
+
+    # Under vmap, `cond` runs both branches: the callback would run for every member of
+    # the batch at every step. The custom rule calls it once any member is past the end.
+    @jax.custom_batching.custom_vmap
+    def watch_traced(is_over, total):
+        def call():
+            return jax.debug.callback(warn, is_over, total)
+
+        jax.lax.cond(is_over, call, lambda: None)
+        return ()
+
+    @watch_traced.def_vmap
+    def _(axis_size, in_batched, is_over, total):
+        del axis_size, in_batched
+        watch(jnp.any(is_over), jnp.max(jnp.where(is_over, total, 0)))
+        return (), ()
+
+    def update(updates, state, params=None, **extra_args):
+        count = _count(state)
+        if count is not None:
+            watch(count >= num_steps, jnp.asarray(num_steps))
+        return inner.update(updates, state, params, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(inner.init, update)
+
+
+def _count(state: Any) -> Any:
+    """Find the number of updates in an optimizer state, or `None` if absent."""
+    for _, count in optax.tree.get_all_with_path(state, "count"):
+        is_integer = jnp.issubdtype(jnp.result_type(count), jnp.integer)
+        if is_integer and jnp.shape(count) == ():
+            return count
+    return None

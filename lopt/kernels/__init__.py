@@ -1,0 +1,1 @@
+"""Elementwise kernels of learned optimizers and their lowerings."""

@@ -1,0 +1,160 @@
+"""Native CPU code for elementwise functions, called through the XLA FFI.
+
+The library is compiled on first use with the system's C++ compiler (``CXX`` or ``c++``)
+and cached in the user's cache folder. Without a compiler, on platforms other than Linux
+on x86-64, or with ``LOPT_NATIVE=0``, all code falls back to XLA. That is slower and
+gives the same results up to rounding.
+"""
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import math
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from lopt.cache_directory import cache_folder
+from lopt.kernels.native.program import Program
+
+_SOURCE = Path(__file__).with_name("pointwise.cc")
+_HEADERS = sorted(_SOURCE.parent.glob("*.h"))
+_FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast"),
+    *("-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"),
+)
+_TARGET, _SYMBOL = "lopt_pointwise", "LoptPointwise"
+_SECONDS = 120
+
+
+def is_available() -> bool:
+    """Check whether native code is available; the first call compiles and loads it."""
+    with _lock:  # Evaluations call this from several threads.
+        return _is_registered()
+
+
+_lock = threading.Lock()
+
+
+@functools.cache
+def _is_registered() -> bool:
+    asked = shlex.split(os.environ.get("CXX", ""))
+    # Native code is untested on other platforms.
+    is_known = (platform.system(), platform.machine()) == ("Linux", "x86_64")
+    is_off = os.environ.get("LOPT_NATIVE") == "0" or not is_known
+    if is_off or not (asked or shutil.which("c++")):
+        return False
+    compiler = asked or ["c++"]
+    try:
+        library = _load(compiler)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        warnings.warn(
+            f"Failed to compile the native kernels with `{shlex.join(compiler)}` in "
+            f"{cache_folder('native')}: "
+            f"{said.decode(errors='replace').strip()[-500:]}\n"
+            "Falling back to XLA, which is slower. LOPT_NATIVE=0 avoids this warning.",
+            stacklevel=3,
+        )
+        return False
+    handler = jax.ffi.pycapsule(getattr(library, _SYMBOL))
+    jax.ffi.register_ffi_target(_TARGET, handler, platform="cpu")
+    return True
+
+
+def _load(compiler: Sequence[str]) -> ctypes.CDLL:
+    """Load the library from the cache, or compile it.
+
+    The cache key covers sources, flags, compiler command, JAX version and CPU features.
+
+    Raises:
+        OSError: If files cannot be read or written, or the library cannot be loaded.
+        subprocess.SubprocessError: If the compiler fails or times out.
+    """
+    cpu = [x for x in Path("/proc/cpuinfo").read_text().split("\n") if "flags" in x]
+    sources = [path.read_text() for path in (_SOURCE, *_HEADERS)]
+    parts = [*sources, *_FLAGS, *compiler, jax.__version__, *cpu[:1]]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    path = cache_folder("native") / f"{name[:32]}.so"
+    with contextlib.suppress(OSError):  # Missing or corrupt file.
+        return ctypes.CDLL(str(path))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        include = f"-I{jax.ffi.include_dir()}"
+        command = [*compiler, *_FLAGS, include, str(_SOURCE), "-o", str(made)]
+        subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
+        made.replace(path)  # Atomic, for concurrent processes.
+    return ctypes.CDLL(str(path))
+
+
+def call(
+    program: Program,
+    operands: Sequence[Float[Array, "..."]],
+    *,
+    num_arrays: int,
+    num_batch: int,
+    is_mean: bool,
+) -> Float[Array, "..."]:
+    """Run a program in native code; `is_available` must have returned true.
+
+    Args:
+        program: Program from `compile_function`.
+        operands: Arrays that are broadcastable to the tensor's shape, followed by
+            weights. All are float32.
+        num_arrays: Number of arrays among the operands.
+        num_batch: Number of leading batch axes of each operand. Their sizes are 1 or
+            those of the batch.
+        is_mean: Whether to compute the mean square of each result.
+
+    Returns:
+        An array of shape (*batch, *tensor shape), or (*batch, results) if `is_mean`.
+    """
+    leads = [x.shape[:num_batch] for x in operands]
+    batch = jnp.broadcast_shapes(*leads)
+    is_batched = [math.prod(lead) > 1 for lead in leads]
+
+    def as_members(x, is_batched):
+        own = x.shape[num_batch:]
+        if not is_batched:
+            return x.reshape(own)
+        return jnp.broadcast_to(x, (*batch, *own)).reshape(math.prod(batch), *own)
+
+    shape = jnp.broadcast_shapes(*(x.shape[num_batch:] for x in operands[:num_arrays]))
+    result = (len(program.results),) if is_mean else shape
+
+    def integers(values):
+        return np.asarray(values, np.int64)
+
+    def weights(indices):
+        return integers([num_arrays + i for i in indices])
+
+    return jax.ffi.ffi_call(
+        _TARGET, jax.ShapeDtypeStruct((*batch, *result), jnp.float32)
+    )(
+        *map(as_members, operands, is_batched),
+        shape=integers(shape),
+        is_batched=integers(is_batched),
+        scalars=weights(program.scalars),
+        layers=weights(program.layers),
+        instructions=integers(program.instructions),
+        constants=np.asarray(program.constants, np.float32),
+        results=integers(program.results),
+        num_arrays=np.int64(num_arrays),
+        num_places=np.int64(program.num_places),
+        num_members=np.int64(math.prod(batch)),
+        is_mean=is_mean,
+    )

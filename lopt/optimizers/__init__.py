@@ -1,0 +1,1 @@
+"""Learned optimizer architectures, one per file."""

@@ -1,0 +1,80 @@
+"""MLP optimizer with Adafactor features (Metz et al., 2022, arXiv:2203.11860)."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+from typing_extensions import override
+
+from lopt.adapter import Clock, PerTensorOptimizer, Tensor
+from lopt.base import Theta
+from lopt.optimizers.adafactor_features import (
+    MOMENTUM,
+    NUM_FEATURES,
+    Decays,
+    apply_network,
+    init_accumulators,
+    update_accumulators,
+)
+from lopt.optimizers.features import TIME_SCALES, time_features
+from lopt.optimizers.network import check_sizes, init_layers
+
+
+@dataclass(frozen=True)
+class AdafactorMLP(PerTensorOptimizer):
+    """Per-parameter MLP on momenta and (factored) second moments, with learned decays.
+
+    The MLP has 39 inputs: 28 features and 11 time features. By default, `theta` has
+    190 weights and 7 decay offsets.
+    """
+
+    width: int = 4
+    """Units in each hidden layer."""
+    depth: int = 2
+    """Number of hidden layers."""
+    step_scale: float = 1e-3
+    """Multiplier of the network's output."""
+
+    def __post_init__(self):
+        check_sizes(self.width, self.depth)
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        sizes = (NUM_FEATURES + len(TIME_SCALES), *[self.width] * self.depth, 2)
+        offsets = {
+            name: jnp.zeros(len(decays), jnp.float32)
+            for name, decays in Decays()._asdict().items()
+        }
+        return {
+            "network": init_layers(sizes, key, follow=MOMENTUM),
+            "decays": offsets,
+        }
+
+    @override
+    def init_tensor(self, param):
+        return init_accumulators(param)
+
+    @override
+    def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
+        grad, param, accumulators, *_ = tensor
+        decays = Decays(
+            *(
+                _learned(getattr(Decays(), name), theta["decays"][name])
+                for name in Decays._fields
+            )
+        )
+        accumulators = update_accumulators(accumulators, grad, decays)
+        time = time_features(clock.step)
+        step = apply_network(
+            *(theta["network"], grad, param, accumulators, time),
+            extended=False,
+            scale=-self.step_scale,
+        )
+        return step, accumulators
+
+
+def _learned(decays, offsets):
+    """Compute ``max(0, 1 - exp(10 * (log(1 - decay) / 10 + offset)))`` elementwise."""
+    start = np.log1p(-np.asarray(decays)).astype(np.float32) / 10
+    return jnp.maximum(1 - jnp.exp(10 * (start + offsets)), 0.0)

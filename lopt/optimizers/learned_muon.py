@@ -1,0 +1,423 @@
+"""Orthogonalized momentum with learned, horizon-aware, relative step sizes."""
+
+import enum
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+from typing_extensions import override
+
+from lopt.adapter import Clock, Tensor, TensorOptimizer, group, stack, unstack
+from lopt.base import Theta
+from lopt.optimizers.features import decayed, mean_square, zeros_like
+from lopt.optimizers.normalized_mlp import orthogonalized
+
+FEATURES = (
+    "progress",
+    "log_remaining",
+    "log_horizon",
+    "log_step",
+    "is_start",
+    "log_fan_in",
+    "log_fan_out",
+    *(local := ("alignment", "agreement", "fast_snr", "slow_snr", "growth")),
+    *(f"mean_{name}" for name in local),
+)
+"""Inputs of the learned schedule; the last five are means over all tensors."""
+OUTPUTS = ("log_step_size", "gradient_logit", "slow_logit", "blend_logit")
+
+_FAST, _SLOW, _SECOND, _SMOOTHING = 0.9, 0.99, 0.98, 0.9
+_LARGEST = 1e12  # bound on gradients divided by `Scales.unit`
+_SPIKE = 10.0  # gradients are clipped to this multiple of their running RMS
+_TINY = 1e-30
+
+
+class Kind(enum.IntEnum):
+    """Update direction of a tensor."""
+
+    VECTOR = 0
+    """Rank one: an Adam direction."""
+    TABLE = 1
+    """Embedding, or bias of rank two or more: an Adafactor direction."""
+    MATRIX = 2
+    """Any other tensor: a blend of orthogonalized and Adafactor directions."""
+
+
+class Moments(NamedTuple):
+    """Accumulators of one tensor, over gradients divided by `Scales.unit`.
+
+    Attributes:
+        fast: Momentum with decay 0.9.
+        slow: Momentum with decay 0.99.
+        row: Second moments of a vector, or their row means for a matrix.
+        col: Column means of the second moments of a matrix; unused for a vector.
+    """
+
+    fast: Float[Array, "..."]
+    slow: Float[Array, "..."]
+    row: Float[Array, "..."]
+    col: Float[Array, "..."]
+
+
+class Scales(NamedTuple):
+    """Scalar state of every tensor, stacked along the first axis.
+
+    Attributes:
+        unit: Largest absolute entry of the first nonzero, finite gradient; 0 until
+            then.
+        reference: Reference scale, from the RMS at the first update of the tensor (see
+            `LearnedMuon.reference`); 0 until then.
+        alignment: Moving average of the cosine between the gradient and `fast`, before
+            bias correction.
+    """
+
+    unit: Float[Array, " tensors"]
+    reference: Float[Array, " tensors"]
+    alignment: Float[Array, " tensors"]
+
+
+class _Observed(NamedTuple):
+    """Normalized gradient, accumulators and statistics of one tensor.
+
+    Attributes:
+        grad: Gradient divided by `Scales.unit` and clipped.
+        moments: Updated accumulators.
+        scales: Updated scalar state.
+        features: The five local features of `FEATURES`.
+        rms: RMS of the parameter.
+    """
+
+    grad: Float[Array, "..."]
+    moments: Moments
+    scales: Scales
+    features: Float[Array, " local"]
+    rms: Float[Array, ""]
+
+
+class _Control(NamedTuple):
+    """Outputs of the learned schedule, one row per tensor.
+
+    Attributes:
+        step_size: Absolute step size, the factor on the direction.
+        weights: Weights of the gradient, `fast` and `slow`; they sum to one.
+        blend: Weight of the Adafactor direction, in (0, 1).
+    """
+
+    step_size: Float[Array, " tensors"]
+    weights: Float[Array, "tensors 3"]
+    blend: Float[Array, " tensors"]
+
+
+@dataclass(frozen=True)
+class LearnedMuon(TensorOptimizer):
+    """Muon-like optimizer with learned step size, momentum and direction.
+
+    For a tensor ``p`` with gradient ``g``, the update at step ``t`` of ``T`` is::
+
+        m = w_0 g + w_1 fast + w_2 slow           # softmax weights, bias-corrected
+        d = (1 - b) orthogonalize(m) + b adafactor(m)      # each of unit RMS
+        p <- p - base * exp(s) * (1 - t/T) * max(rms(p), reference) * d
+
+    ``s`` and the logits of ``w`` and ``b`` are linear in `FEATURES`: time, horizon,
+    shape, and scale-free statistics of the tensor and of all tensors. ``s`` is clipped
+    to [-8, 3]. `theta` has 80 weights. Vectors use an Adam direction, and tables
+    (embeddings) an Adafactor direction. The initial `theta` gives a Nesterov-like
+    mixture of gradient and momenta with linear decay to zero.
+
+    There is no learning rate to tune: updates are invariant to the scale of the loss,
+    and step sizes are relative to the RMS of the tensor or to its reference scale.
+
+    Kernels of rank above two are flattened to the most nearly square matrix that keeps
+    the order of their axes. Orthogonalization follows Muon (Jordan et al., 2024).
+    """
+
+    matrix_step: float = 0.03
+    """Base step size of matrices, relative to their RMS."""
+    table_step: float = 0.03
+    """Base step size of tables, relative to their RMS."""
+    vector_step: float = 0.01
+    """Base step size of vectors, relative to their RMS or to `vector_floor`."""
+    vector_floor: float = 0.3
+    """Lower bound on the reference scale of vectors."""
+    zero_init: float = 0.01
+    """Tensors of rank two or more with an initial RMS below this fraction of
+    1/sqrt(fan_in) use 1/sqrt(fan_in) as their reference scale."""
+
+    def __post_init__(self):
+        steps = (self.matrix_step, self.table_step, self.vector_step)
+        if not min(*steps, self.vector_floor) > 0 or not self.zero_init >= 0:
+            raise ValueError(
+                "step sizes and `vector_floor` must be positive and `zero_init` not "
+                f"negative; got {self}. Try LearnedMuon()."
+            )
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        linear = jnp.zeros((len(FEATURES), len(OUTPUTS)), jnp.float32)
+        # Initially, longer runs use smaller steps, and steps grow with the square root
+        # of the tensor's RMS.
+        for name in ("log_horizon", "growth"):
+            linear = linear.at[FEATURES.index(name), 0].set(-0.5)
+        bias = jnp.asarray([0.0, -2.0, -2.0, -3.0], jnp.float32)
+        return {"linear": linear, "bias": jnp.tile(bias[None], (len(Kind), 1))}
+
+    @override
+    def init_tensor(self, param: Float[Array, "..."]) -> Moments:
+        row, col = zeros_like(param), jnp.zeros(1, jnp.float32)
+        if param.ndim > 1:
+            rows, cols = _matrix_shape(param.shape)
+            row = jnp.zeros((rows, 1), jnp.float32)
+            col = jnp.zeros((1, cols), jnp.float32)
+        return Moments(zeros_like(param), zeros_like(param), row, col)
+
+    @override
+    def init_shared(self, num_tensors: int) -> Scales:
+        return Scales(*(jnp.zeros(num_tensors, jnp.float32) for _ in Scales._fields))
+
+    @override
+    def update_tensors(
+        self, theta: Theta, tensors: Sequence[Tensor], shared: Scales, clock: Clock
+    ) -> tuple[list[tuple[Array, Moments]], Scales]:
+        if not tensors:
+            return [], shared
+        groups = group(tensors, lambda t: (t.grad.shape, _kind(t)))
+        order = [i for members in groups.values() for i in members]
+        places = np.asarray([tensors[i].place for i in order])
+        scales = _split(jax.tree.map(lambda x: x[places], shared), groups)
+        observed = [
+            _observe_group(self, [tensors[i] for i in members], part, clock.count)
+            for members, part in zip(groups.values(), scales, strict=True)
+        ]
+        scales, local, rms = (
+            jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+            for parts in zip(
+                *[(o.scales, o.features, o.rms) for o in observed], strict=True
+            )
+        )
+        features = _all_features([tensors[i] for i in order], local, clock)
+        kinds = np.asarray([_kind(tensors[i]) for i in order])
+        control = self._control(theta, features, kinds, scales, rms, clock)
+        results: dict[int, tuple[Array, Moments]] = {}
+        for (_, kind), members, seen, part in zip(
+            groups, groups.values(), observed, _split(control, groups), strict=True
+        ):
+            steps = _step_group(kind, seen, part, clock.count)
+            results |= zip(members, unstack((steps, seen.moments)), strict=True)
+
+        def put(old, new):
+            return old.at[places].set(new)
+
+        shared = jax.tree.map(put, shared, scales)
+        return [results[i] for i in range(len(tensors))], shared
+
+    def _control(
+        self,
+        theta: Theta,
+        features: Float[Array, "tensors features"],
+        kinds: np.ndarray,
+        scales: Scales,
+        rms: Float[Array, " tensors"],
+        clock: Clock,
+    ) -> _Control:
+        outputs = features @ theta["linear"] + theta["bias"][kinds]
+        log_step, gradient, slow, blend = outputs.T
+        base = np.asarray([self.vector_step, self.table_step, self.matrix_step])[kinds]
+        size = jnp.exp(jnp.clip(log_step, -8.0, 3.0)) * (1 - clock.progress) * base
+        logits = jnp.stack([gradient, jnp.zeros_like(slow), slow], axis=1)
+        return _Control(
+            step_size=size * jnp.maximum(rms, scales.reference),
+            weights=jax.nn.softmax(logits),
+            blend=jax.nn.sigmoid(blend),
+        )
+
+    def reference(self, shape: Sequence[int], rms: Float[Array, ""]) -> Array:
+        """Compute the reference scale of a tensor from its initial RMS.
+
+        Vectors: the RMS, at least `vector_floor`. Other tensors: the RMS, or
+        1/sqrt(fan_in) if the RMS is below `zero_init` / sqrt(fan_in).
+        """
+        if len(shape) == 1:
+            return jnp.maximum(rms, self.vector_floor)
+        default = 1 / math.sqrt(max(math.prod(shape[:-1]), 1))
+        return jnp.where(rms < self.zero_init * default, default, rms)
+
+
+def _kind(tensor: Tensor) -> Kind:
+    if tensor.grad.ndim == 1:
+        return Kind.VECTOR
+    is_table = "embed" in tensor.name or "bias" in tensor.name
+    return Kind.TABLE if is_table else Kind.MATRIX
+
+
+def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Shape of the most nearly square matrix that keeps the order of the axes."""
+    splits = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(len(shape))]
+    return min(reversed(splits[1:]), key=lambda s: max(s) / max(min(s), 1))
+
+
+def _split(tree: Any, groups: dict[Any, list[int]]) -> list[Any]:
+    """Split the leaves of `tree` along the first axis into one part per group."""
+    ends = np.cumsum([len(members) for members in groups.values()])[:-1]
+    parts = [jnp.split(x, ends) for x in jax.tree.leaves(tree)]
+    structure = jax.tree.structure(tree)
+    return [structure.unflatten(part) for part in zip(*parts, strict=True)]
+
+
+def _all_features(
+    tensors: Sequence[Tensor], local: Float[Array, "tensors local"], clock: Clock
+) -> Float[Array, "tensors features"]:
+    """Concatenate time, shape, local and mean features in the order of `FEATURES`.
+
+    Args:
+        tensors: Tensors in the order of the rows of `local`.
+        local: Local features of each tensor, from `_observe_group`.
+        clock: Step index and horizon.
+    """
+    step = clock.step.astype(jnp.float32)  # clamped past the horizon
+    time = jnp.stack(
+        [
+            2 * clock.progress - 1,
+            # Progress rounds to one for horizons above 2**24 steps.
+            jnp.log10(jnp.maximum(1 - clock.progress, 1e-8)) + 0.4,
+            jnp.log10(clock.num_steps) - 2.3,
+            jnp.log10(step + 1) - 1.5,
+            jnp.exp(-step / 10),
+        ]
+    )
+    fans = np.asarray(
+        [(math.prod(t.grad.shape[:-1]), t.grad.shape[-1]) for t in tensors]
+    )
+    shapes = jnp.asarray(np.clip(np.log10(fans) - 1.5, -1.5, 1.5), jnp.float32)
+    everywhere = jnp.broadcast_to(time[None], (len(tensors), time.size))
+    mean = jnp.broadcast_to(local.mean(axis=0, keepdims=True), local.shape)
+    return jnp.concatenate([everywhere, shapes, local, mean], axis=1)
+
+
+def _observe_group(
+    optimizer: LearnedMuon, tensors: Sequence[Tensor], scales: Scales, count: Array
+) -> _Observed:
+    """Apply `_observe` to the stacked tensors of one group (same shape and kind)."""
+    grads, params, states = stack([(t.grad, t.param, t.state) for t in tensors])
+
+    def observe(grad, param, state, scales):
+        now = count.astype(jnp.float32)
+        return _observe(optimizer, grad, param, state, scales, now)
+
+    return jax.vmap(observe)(grads, params, states, scales)
+
+
+def _observe(
+    optimizer: LearnedMuon,
+    grad: Float[Array, "..."],
+    param: Float[Array, "..."],
+    moments: Moments,
+    scales: Scales,
+    count: Float[Array, ""],
+) -> _Observed:
+    """Update the accumulators and compute the local features of one tensor."""
+    peak = jnp.max(jnp.abs(grad))
+    is_first = (scales.unit == 0) & jnp.isfinite(peak)
+    unit = jnp.where(is_first, peak, scales.unit)
+    grad = jnp.clip(grad / jnp.where(unit == 0, 1.0, unit), -_LARGEST, _LARGEST)
+    # Infinite gradients before the first finite one have no scale: skip them.
+    grad = jnp.where((unit == 0) & jnp.isinf(peak), 0.0, grad)
+    power = mean_square(grad)
+    before = jnp.mean(moments.row) / _filled(_SECOND, jnp.maximum(count - 1, 0))
+    limit = jnp.where(before > 0, _SPIKE**2 * before, jnp.inf)
+    shrink = jnp.sqrt(jnp.minimum(1.0, limit / (power + _TINY)))
+    grad, power = grad * shrink, power * shrink**2
+    fast = decayed(moments.fast, grad, _FAST)
+    slow = decayed(moments.slow, grad, _SLOW)
+    row, col, squares = moments.row, moments.col, jnp.square(grad)
+    if grad.ndim == 1:
+        row = decayed(row, squares, _SECOND)
+    else:
+        squares = squares.reshape(row.shape[0], col.shape[1])
+        row = decayed(row, squares.mean(axis=1, keepdims=True), _SECOND)
+        col = decayed(col, squares.mean(axis=0, keepdims=True), _SECOND)
+    inverse = jax.lax.rsqrt(jnp.stack([power, *map(mean_square, (fast, slow))]) + _TINY)
+    alignment = decayed(
+        scales.alignment, jnp.mean(grad * fast) * inverse[0] * inverse[1], _SMOOTHING
+    )
+    agreement = jnp.mean(fast * slow) * inverse[1] * inverse[2]
+    second = jnp.mean(row) / _filled(_SECOND, count) + _TINY
+    snr = [
+        jnp.square(1 / (inverse[i] * _filled(decay, count))) / second
+        for i, decay in ((1, _FAST), (2, _SLOW))
+    ]
+    rms = jnp.sqrt(mean_square(param))
+    reference = optimizer.reference(param.shape, rms)
+    # Set at the first update of this tensor: gradients may be `None` until later.
+    reference = jnp.where(scales.reference == 0, reference, scales.reference)
+    features = jnp.stack(
+        [
+            3 * alignment / _filled(_SMOOTHING, count) - 1,
+            2 * agreement - 1,
+            jnp.log10(snr[0] + 1e-4) + 1,
+            jnp.log10(snr[1] + 1e-4) + 2,
+            jnp.clip(jnp.log(rms / reference + 1e-3), -3.0, 3.0),
+        ]
+    )
+    scales = Scales(unit, reference, alignment)
+    return _Observed(grad, Moments(fast, slow, row, col), scales, features, rms)
+
+
+def _step_group(
+    kind: Kind, seen: _Observed, control: _Control, count: Array
+) -> Float[Array, "group ..."]:
+    """Compute the stacked updates of one group of tensors (same shape and kind)."""
+    filled = [_filled(decay, count.astype(jnp.float32)) for decay in (_FAST, _SLOW)]
+
+    def step(grad, moments, size, weights, blend):
+        mixed = weights[0] * grad + weights[1] * moments.fast / filled[0]
+        mixed += weights[2] * moments.slow / filled[1]
+        return -size * _direction(kind, mixed, moments, blend, count)
+
+    return jax.vmap(step)(seen.grad, seen.moments, *control)
+
+
+def _direction(
+    kind: Kind,
+    mixed: Float[Array, "..."],
+    moments: Moments,
+    blend: Float[Array, ""],
+    count: Array,
+) -> Float[Array, "..."]:
+    """Normalize the mixed momentum of one tensor.
+
+    Args:
+        kind: Selects the Adam, Adafactor or blended direction.
+        mixed: Weighted sum of the gradient and bias-corrected momenta.
+        moments: Accumulators, for the second moments.
+        blend: Weight of the Adafactor direction of a matrix.
+        count: Step index, for bias correction.
+
+    Returns:
+        Vectors: ``mixed / sqrt(second)``. Tables: the Adafactor direction, of unit RMS.
+        Matrices: ``(1 - blend) * orthogonal + blend * adafactor``, each of unit RMS.
+    """
+    if kind == Kind.VECTOR:
+        second = moments.row / _filled(_SECOND, count.astype(jnp.float32))
+        return mixed * jax.lax.rsqrt(second + 1e-9 * jnp.mean(second) + _TINY)
+    matrix = mixed.reshape(moments.row.shape[0], moments.col.shape[1])
+    row, col = (x / (jnp.mean(x) + _TINY) for x in (moments.row, moments.col))
+    scaled = matrix * jax.lax.rsqrt(row + 1e-6) * jax.lax.rsqrt(col + 1e-6)
+    direction = _unit_rms(scaled)
+    if kind == Kind.MATRIX:
+        orthogonal = _unit_rms(orthogonalized(_unit_rms(matrix)))
+        direction = (1 - blend) * orthogonal + blend * direction
+    return direction.reshape(mixed.shape)
+
+
+def _filled(decay: float, count: Float[Array, ""]) -> Float[Array, ""]:
+    """Bias correction of a zero-initialized average of ``count + 1`` values."""
+    return 1 - decay ** (count + 1)
+
+
+def _unit_rms(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    return x * jax.lax.rsqrt(mean_square(x) + _TINY)

@@ -1,0 +1,1 @@
+"""Diagnostics, cost and resource estimates, theory and figures."""

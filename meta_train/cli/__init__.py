@@ -1,0 +1,1 @@
+"""Commands of meta-training, one per file."""

@@ -1,0 +1,30 @@
+"""Command line of `lopt export`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+@dataclass(frozen=True)
+class _Export:
+    run_dir: Annotated[Path, tyro.conf.Positional]
+    """Run directory of `lopt meta-train`."""
+    out: Path
+    """Output file, ending in .safetensors."""
+
+
+def export(arguments: Sequence[str]) -> int:
+    """Run `lopt export RUN_DIR --out FILE`."""
+    options = tyro.cli(
+        _Export,
+        args=arguments,
+        prog="lopt export",
+        description="Export the latest checkpoint of a run as one optax optimizer.",
+    )
+    from meta_train.runtime.run import export_run
+
+    print(f"Exported to {export_run(options.run_dir, options.out)}.")
+    return 0

@@ -1,0 +1,276 @@
+"""Configuration of a meta-training run, from a preset and the command line."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from lopt.errors import UserError, find
+from lopt.files.dataclass_json import differences, from_dict, to_dict
+from lopt.registry import OPTIMIZERS
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.objectives import Objective
+from meta_train.core.outer_optimizer import OuterAdam
+from meta_train.core.truncation import Truncation
+from meta_train.estimators import ESTIMATORS, GradientEstimator
+from tasks.base import Family, Searchable, UnrolledSystem
+from tasks.zoo import KINDS, ZOO, unique_names
+
+CONFIG_FILE = "config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetaTrainConfig:
+    """Configuration of one meta-training run.
+
+    Raises:
+        ValueError: If a field is out of range, or if the systems do not share theta.
+    """
+
+    systems: tuple[UnrolledSystem, ...]
+    """Systems to meta-train on. Their meta-gradients are averaged."""
+    estimator: GradientEstimator
+    """Estimator of the meta-gradient."""
+    objective: Objective = "mean"
+    """Meta-objective over the losses of an episode: their mean, the final loss, the
+    mean log loss, a mean that weights late steps more, or a combination."""
+    outer_optimizer: OuterAdam = OuterAdam()
+    """Optimizer of the outer parameters theta."""
+    num_outer_steps: int = 1_000
+    """Number of outer updates."""
+    system_weights: tuple[float, ...] = ()
+    """Weight of each system in the mean meta-gradient; equal by default."""
+    systems_per_update: int | None = None
+    """Systems sampled and unrolled per outer update, which bounds the cost of an update
+    for large mixtures; all systems by default."""
+    average_decay: float = 0.0
+    """Decay of the exponential moving average of theta. The average is then evaluated
+    and exported instead of theta; 0 disables it."""
+    validation_tasks: tuple[str, ...] = ()
+    """Held-out tasks of the zoo, by name, to evaluate theta on during meta-training."""
+    select: Literal["last", "best"] = "last"
+    """Theta to export: the last, or the one with the lowest validation loss."""
+    seed: int = 0
+    """Random seed of the run, in [0, 2**32)."""
+    run_dir: Path = Path("runs/default")
+    """Directory of checkpoints, metrics, config and export. A run that it already
+    contains is resumed."""
+    resize: bool = False
+    """Whether resuming may change the population size."""
+    log_every_steps: int = 10
+    """Outer updates between log entries. Metrics are averaged over the interval."""
+    evaluate_every_steps: int = 250
+    """Outer updates between evaluations on fresh inner runs; 0 disables them."""
+    num_evaluation_runs: int = 16
+    """Inner runs per system in each evaluation, with unperturbed theta."""
+    checkpoint_every_steps: int = 0
+    """Outer updates between checkpoints; 0 disables checkpoints by step count."""
+    checkpoint_every_minutes: float = 5.0
+    """Minutes between checkpoints; 0 disables checkpoints by time."""
+    wandb: Literal["auto", "online", "offline", "off"] = "auto"
+    """Weights & Biases mode. `auto` uses the variable WANDB_MODE if it is set, else
+    online with an API key and offline without."""
+    wandb_project: str = "lopt"
+    """Weights & Biases project."""
+
+    def __post_init__(self):
+        _check_shared_theta(self.systems)
+        self._check_mixture()
+        self._check_validation()
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(
+                f"`seed` must lie between 0 and 2**32 - 1; got {self.seed}. Try 0."
+            )
+        for name, least in {
+            "num_outer_steps": 1,
+            "log_every_steps": 1,
+            "evaluate_every_steps": 0,
+            "num_evaluation_runs": 1,
+            "checkpoint_every_steps": 0,
+            "checkpoint_every_minutes": 0,
+        }.items():
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"`{name}` must be at least {least}; got {getattr(self, name)}."
+                )
+
+    def _check_mixture(self) -> None:
+        num = len(self.systems)
+        if self.system_weights and (
+            len(self.system_weights) != num
+            or not min(self.system_weights) >= 0
+            or not 0 < sum(self.system_weights) < math.inf
+        ):
+            raise ValueError(
+                f"`system_weights` must be {num} non-negative numbers, one for each "
+                f"system, not all zero; got {self.system_weights}."
+            )
+        if self.systems_per_update is not None and not (
+            1 <= self.systems_per_update <= num
+        ):
+            raise ValueError(
+                f"`systems_per_update` must lie between 1 and the {num} systems of the "
+                f"mixture; got {self.systems_per_update}. Try {max(1, num // 2)}."
+            )
+        if not 0 <= self.average_decay < 1:
+            raise ValueError(
+                f"`average_decay` must lie in [0, 1); got {self.average_decay}. "
+                "Try 0.99."
+            )
+
+    def _check_validation(self) -> None:
+        if self.select == "best" and not self.validation_tasks:
+            raise ValueError(
+                '`select="best"` needs tasks to validate on; got no '
+                "`validation_tasks`. Try --validation-tasks digits-mlp-wide."
+            )
+        if self.validation_tasks and not self.evaluate_every_steps:
+            raise ValueError(
+                "`evaluate_every_steps` must be positive to validate; got 0. Try 250."
+            )
+        if self.validation_tasks and not self.validation_systems:
+            raise ValueError(
+                "`validation_tasks` must be given systems that train a learned "
+                f"optimizer; got {type(self.systems[0]).__name__}."
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Unique name of each system in metrics and figures."""
+        problems = [s.task if isinstance(s, InnerTraining) else s for s in self.systems]
+        return unique_names(problems)
+
+    @property
+    def validation_systems(self) -> tuple[InnerTraining, ...]:
+        """Inner training of each validation task with the learned optimizer.
+
+        Empty if no system trains a learned optimizer.
+        """
+        inner = [s for s in self.systems if isinstance(s, InnerTraining)]
+        if not inner:
+            return ()
+        problems = [find("task", name, ZOO).problem for name in self.validation_tasks]
+        for name, problem in zip(self.validation_tasks, problems, strict=True):
+            if not isinstance(problem, Family) or isinstance(problem, Searchable):
+                raise UserError(
+                    "validation tasks must be trained by the learned optimizer alone; "
+                    f"{name} is not. Try another task of `lopt tasks`."
+                )
+        return tuple(
+            InnerTraining(problem, inner[0].optimizer, inner[0].measure)
+            for problem in problems
+            if isinstance(problem, Family)
+        )
+
+    @property
+    def horizon(self) -> int:
+        """Number of steps of the longest inner run."""
+        return self.estimator.truncation.horizon
+
+
+def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
+    """Validate that all systems have the same outer parameters."""
+    if not systems:
+        raise ValueError("`systems` must not be empty. Try --tasks digits-mlp.")
+    owners = [s.owner if isinstance(s, InnerTraining) else s for s in systems]
+    for i, owner in enumerate(owners):
+        if owner != owners[0]:
+            if type(owner) is type(owners[0]):
+                first, other = (to_dict(x) for x in (owners[0], owner))
+                how = "; ".join(differences(first, other)) or "they are not equal"
+            else:
+                how = f"{type(owners[0]).__name__} -> {type(owner).__name__}"
+            raise ValueError(
+                "`systems` must share one learned optimizer, since they share theta; "
+                f"system {i} differs from system 0 ({how}). Give all of them the same "
+                "hyperparameters: a flag of --systems.0.optimizer must be repeated for "
+                "each system."
+            )
+
+
+# Fields that may differ on resume, since they do not affect the meta-training updates.
+_OPERATIONAL = {
+    "run_dir",
+    "resize",
+    "log_every_steps",
+    "evaluate_every_steps",
+    "num_evaluation_runs",
+    "checkpoint_every_steps",
+    "checkpoint_every_minutes",
+    "wandb",
+    "wandb_project",
+}
+
+_POPULATION = ("estimator.num_pairs:", "estimator.num_episodes:")
+
+_TYPES: dict[str, type] = {
+    **OPTIMIZERS,
+    **ESTIMATORS,
+    **KINDS,
+    **{t.__name__: t for t in (MetaTrainConfig, InnerTraining, Truncation, OuterAdam)},
+}
+
+
+def write_config(config: MetaTrainConfig) -> None:
+    """Write `config` to its run directory atomically.
+
+    Raises:
+        UserError: If the directory contains a run with a different configuration.
+            Operational fields may differ. The population size may differ if
+            `config.resize` is set.
+    """
+    path = config.run_dir / CONFIG_FILE
+    new = to_dict(config)
+    if _has_begun(config.run_dir):
+        changed = differences(_essence(_read(path)), _essence(new))
+        sizes = [line for line in changed if line.startswith(_POPULATION)]
+        if config.resize:
+            changed = [line for line in changed if line not in sizes]
+        if changed:
+            also = ", or --resize to change its population" if changed == sizes else ""
+            raise UserError(
+                f"{config.run_dir} holds a run of another configuration "
+                "(run -> asked for):\n  "
+                + "\n  ".join(changed)
+                + "\nTry another --run-dir, or the flags of that run to resume it"
+                + f"{also}."
+            )
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(new, indent=2) + "\n")
+    partial.replace(path)
+
+
+def read_config(run_dir: Path) -> MetaTrainConfig:
+    """Load the configuration of the run in `run_dir`."""
+    described = _read(run_dir / CONFIG_FILE)
+    # The directory may have been moved since the file was written.
+    del described["run_dir"]
+    return dataclasses.replace(from_dict(described, _TYPES), run_dir=run_dir)
+
+
+def _has_begun(run_dir: Path) -> bool:
+    """Check whether `run_dir` contains metrics or checkpoints of a run."""
+    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
+    has_metrics = metrics.exists() and metrics.stat().st_size > 0
+    return has_metrics or (checkpoints.exists() and any(checkpoints.iterdir()))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{path.parent} must be the run directory of a `lopt meta-train`; "
+            f"it has no {CONFIG_FILE}."
+        ) from error
+    except json.JSONDecodeError as error:
+        raise UserError(
+            f"{path} is damaged: {error}. Try another --run-dir."
+        ) from error
+
+
+def _essence(described: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in described.items() if k not in _OPERATIONAL}

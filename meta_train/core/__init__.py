@@ -1,0 +1,1 @@
+"""Inner training, truncation, meta-objectives and the outer loop."""

@@ -1,0 +1,210 @@
+"""Inner training of a task by a learned optimizer, as an unrolled system."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+from jaxtyping import Array, Int, PRNGKeyArray
+from typing_extensions import override
+
+from lopt.base import LearnedOptimizer
+from meta_train.config.presets import Measure
+from tasks.base import (
+    Constants,
+    Data,
+    Family,
+    Horizon,
+    Input,
+    Loss,
+    Params,
+    Problem,
+    Searchable,
+    Theta,
+    UnrolledSystem,
+)
+
+
+class InnerTrainingState(struct.PyTreeNode):
+    """State of one inner training run.
+
+    Attributes:
+        params: Inner parameters.
+        opt_state: State of the learned optimizer.
+        horizon: Number of steps in this episode.
+        constants: Constants of the problem drawn for this episode.
+    """
+
+    params: Params
+    opt_state: optax.OptState
+    horizon: Int[Array, "..."]
+    constants: Constants = ()
+
+
+class Parts(NamedTuple):
+    """Outer parameters of an optimizer and of a `Searchable` task.
+
+    Attributes:
+        optimizer: Outer parameters of the learned optimizer.
+        task: Outer parameters of the task.
+    """
+
+    optimizer: Theta
+    task: Theta
+
+
+class Splits(NamedTuple):
+    """Data or batches of the training and the validation split.
+
+    Attributes:
+        train: Used for the inner gradient.
+        validation: Used for the meta-loss; ``()`` if `measure` is ``"train-loss"``.
+    """
+
+    train: Data
+    validation: Data
+
+
+@dataclass(frozen=True)
+class InnerTraining(UnrolledSystem):
+    """System in which one step is one update of the inner parameters.
+
+    The loss of a step is evaluated at the parameters before the update, at which the
+    gradient is evaluated too.
+    """
+
+    task: Family
+    optimizer: LearnedOptimizer
+    measure: Measure = "train-loss"
+    """Meta-loss: loss on the training batch, or loss or error on a validation batch."""
+
+    def __post_init__(self):
+        if self.measure == "validation-error" and not self._has_error():
+            raise ValueError(
+                "`measure` must be a loss for a task that has no classes; got "
+                f"measure={self.measure!r} and {type(self.task).__name__}. "
+                'Try "validation-loss".'
+            )
+
+    def _has_error(self) -> bool:
+        errors = []
+
+        def look(key):
+            return errors.append(self.task.at(self.task.draw(key)).error)
+
+        # An abstract key does not initialize the backend, whose devices may not be
+        # configured yet.
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        jax.eval_shape(look, key)
+        return errors[0] is not None
+
+    @override
+    def load(self) -> Splits:
+        held_back = self.measure != "train-loss"
+        validation = self.task.load("validation") if held_back else ()
+        return Splits(self.task.load("train"), validation)
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        theta = self.optimizer.init_theta(key)
+        if not isinstance(self.task, Searchable):
+            return theta
+        return Parts(theta, self.task.init_theta(jax.random.fold_in(key, 1)))
+
+    @property
+    def owner(self) -> Any:
+        """Object that defines `theta`; systems with equal owners can share `theta`."""
+        if isinstance(self.task, Searchable):
+            return self.optimizer, self.task
+        return self.optimizer
+
+    def optimizer_theta(self, theta: Theta) -> Theta:
+        """Select the outer parameters of the learned optimizer."""
+        return theta.optimizer if isinstance(self.task, Searchable) else theta
+
+    def _problem(self, theta: Theta, constants: Constants) -> Problem:
+        if not isinstance(self.task, Searchable):
+            return self.task.at(constants)
+        return self.task.with_theta(theta.task).at(constants)
+
+    @override
+    def init_state(
+        self, theta: Theta, data: Splits, horizon: Horizon, key: PRNGKeyArray
+    ) -> InnerTrainingState:
+        constants = self.task.draw(jax.random.fold_in(key, 1))
+        state = InnerTrainingState(
+            params=self._problem(theta, constants).init_params(key),
+            opt_state=(),
+            horizon=jnp.asarray(horizon, jnp.int32),
+            constants=constants,
+        )
+        return self.with_optimizer(theta, state)
+
+    def with_optimizer(
+        self, theta: Theta, state: InnerTrainingState
+    ) -> InnerTrainingState:
+        """Initialize the optimizer state at the parameters of `state`."""
+        opt_state = self._optimizer(theta, state.horizon).init(state.params)
+        return state.replace(opt_state=opt_state)
+
+    @override
+    def sample_input(
+        self, data: Splits, state: InnerTrainingState, key: PRNGKeyArray
+    ) -> Input:
+        problem = self.task.at(state.constants)
+        train = problem.sample_batch(data.train, key)
+        if self.measure == "train-loss":
+            return Splits(train, ())
+        key = jax.random.fold_in(key, 1)
+        return Splits(train, problem.sample_batch(data.validation, key))
+
+    @override
+    def step(
+        self, theta: Theta, state: InnerTrainingState, x: Splits
+    ) -> tuple[InnerTrainingState, Loss]:
+        value, grads, loss = self.gradient(theta, state, x)
+        return self.apply(theta, state, value, grads), loss
+
+    def gradient(
+        self, theta: Theta, state: InnerTrainingState, x: Splits
+    ) -> tuple[Loss, Params, Loss]:
+        """Compute the inner loss, its gradient, and the loss selected by `measure`.
+
+        Args:
+            theta: Outer parameters.
+            state: State before the step.
+            x: Training batch, and validation batch if `measure` needs one.
+
+        Returns:
+            The training loss, its gradient with respect to the inner parameters, and
+            the loss of the system.
+        """
+        problem = self._problem(theta, state.constants)
+        value, grads = jax.value_and_grad(problem.loss)(state.params, x.train)
+        if self.measure == "train-loss" and problem.measure == problem.loss:
+            loss = value
+        elif self.measure == "train-loss":
+            loss = problem.measure(state.params, x.train)
+        elif self.measure == "validation-loss":
+            loss = problem.measure(state.params, x.validation)
+        else:
+            assert problem.error is not None
+            loss = problem.error(state.params, x.validation)
+        return value, grads, loss
+
+    def apply(
+        self, theta: Theta, state: InnerTrainingState, value: Loss, grads: Params
+    ) -> InnerTrainingState:
+        """Apply one update of the learned optimizer to the inner parameters."""
+        updates, opt_state = self._optimizer(theta, state.horizon).update(
+            grads, state.opt_state, state.params, value=value
+        )
+        params = optax.apply_updates(state.params, updates)
+        return state.replace(params=params, opt_state=opt_state)
+
+    def _optimizer(
+        self, theta: Theta, horizon: Horizon
+    ) -> optax.GradientTransformationExtraArgs:
+        return self.optimizer.as_optax(self.optimizer_theta(theta), horizon)

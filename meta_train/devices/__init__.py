@@ -1,0 +1,1 @@
+"""Devices: sharding, CPU devices and multi-process runs."""

@@ -1,0 +1,1 @@
+"""Host side of a run: checkpoints, metrics, progress and the run directory."""

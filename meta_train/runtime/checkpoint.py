@@ -1,0 +1,257 @@
+"""Orbax checkpoints with a SHA-256 manifest for integrity checks."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import jax
+import orbax.checkpoint as ocp
+
+from lopt.errors import UserError
+from meta_train.core.trainer import OuterState
+from meta_train.devices import distributed
+
+_MANIFEST = "sha256.json"
+_NUM_KEPT = 3
+
+
+class Checkpoints:
+    """Checkpoint manager of one run.
+
+    A checkpoint is valid once its SHA-256 manifest exists. A background thread writes
+    the manifest after Orbax has committed the checkpoint. The latest three checkpoints
+    are kept, in case the newest is damaged.
+
+    Attributes:
+        latest: Outer step of the latest valid checkpoint; `None` if there is none.
+    """
+
+    def __init__(
+        self, directory: Path, say: Callable[[str], None], *, read_only: bool = False
+    ):
+        """Open a checkpoint directory and find the latest valid checkpoint.
+
+        Collective over processes: process 0 verifies the checkpoints.
+
+        Args:
+            directory: Directory of the checkpoints, created unless `read_only`.
+            say: Callback for warnings about damaged checkpoints and failed writes.
+            read_only: Leave the directory unchanged, since another process may be
+                writing to it. By default, damaged checkpoints are renamed to
+                ``STEP.damaged`` and old checkpoints are deleted.
+        """
+        self._directory, self._say = directory.absolute(), say
+        self._read_only = read_only
+        latest = None
+        if distributed.is_first():
+            if not read_only:
+                self._directory.mkdir(parents=True, exist_ok=True)
+            latest = self._last_good_step(say, read_only)
+        self.latest: int | None = json.loads(distributed.share(json.dumps(latest))[0])
+        # Orbax logs warnings about options chosen on purpose, and long traces of
+        # failures that `_give_up` reports in one line.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        self._manager = self._open()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: tuple[int, Future[None]] | None = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        return ocp.CheckpointManager(
+            self._directory,
+            item_handlers=ocp.StandardCheckpointHandler(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=None if self._read_only else _NUM_KEPT,
+                cleanup_tmp_directories=not self._read_only,
+                read_only=self._read_only,
+                create=False,
+            ),
+        )
+
+    def save(self, state: OuterState) -> None:
+        """Save `state` asynchronously.
+
+        The arrays may be donated as soon as this method returns. A failed write is
+        reported as a warning and does not raise.
+        """
+        self.wait()
+        step = int(state.step)
+        if step == self.latest:
+            return
+        try:
+            self._manager.save(step, args=ocp.args.StandardSave(state))
+        except OSError as error:
+            self._give_up(step, error)
+        else:
+            self._saving = step, self._worker.submit(self._seal, step)
+
+    def save_last(self, state: OuterState) -> None:
+        """Save the final `state` synchronously.
+
+        Raises:
+            UserError: If the write fails, since no later checkpoint will replace it.
+        """
+        self.save(state)
+        self.wait()
+        if self.latest != int(state.step):
+            raise UserError(
+                f"the last checkpoint must be written to {self._directory}; it cannot "
+                "be. Try to make room, and the same command to resume."
+            )
+
+    def population_size(self) -> int:
+        """Read the population size of the latest checkpoint from its metadata."""
+        assert self.latest is not None
+        tree: Any = self._manager.item_metadata(self.latest)
+
+        def is_array(x):
+            return hasattr(x, "shape")
+
+        leaves = jax.tree.leaves(tree["populations"], is_leaf=is_array)
+        return next(leaf.shape[0] for leaf in leaves if is_array(leaf))
+
+    def restore(self, template: OuterState) -> OuterState:
+        """Restore the latest checkpoint.
+
+        Args:
+            template: State with the shapes, dtypes and shardings to restore to. Leaves
+                may be arrays or `jax.ShapeDtypeStruct`.
+
+        Raises:
+            UserError: If the checkpoint does not match the structure of `template`.
+        """
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+            template,
+        )
+        arguments = ocp.args.StandardRestore(target)
+        try:
+            return cast(OuterState, self._manager.restore(self.latest, args=arguments))
+        # The hashes of all files match, so a `ValueError` is a structure mismatch.
+        except ValueError as error:
+            raise UserError(
+                f"checkpoint {self.latest} in {self._directory} must hold what this "
+                "version of lopt keeps of such a run; it holds something else. Try the "
+                "version that wrote it, or another --run-dir."
+            ) from error
+
+    def wait(self) -> None:
+        """Block until the pending checkpoint is written or has failed."""
+        if self._saving is None:
+            return
+        (step, sealed), self._saving = self._saving, None
+        try:
+            sealed.result()
+            self.latest = step
+        except Exception as error:
+            if not _is_from_disk(error):
+                raise
+            self._give_up(step, error)
+
+    def close(self) -> None:
+        """Wait for the pending checkpoint and release all resources."""
+        try:
+            self.wait()
+        finally:
+            self._worker.shutdown()
+            self._manager.close()
+
+    def _give_up(self, step: int, error: BaseException) -> None:
+        last = "there is none yet" if self.latest is None else f"step {self.latest}"
+        self._say(
+            f"Checkpoint {step} cannot be written ({_reason(error)}); the run goes "
+            f"on. The last good one: {last}."
+        )
+        for path in self._directory.glob(f"{step}*"):
+            if path.name == str(step) or path.name.startswith(f"{step}.orbax"):
+                shutil.rmtree(path, ignore_errors=True)
+        # Replace the manager: the old one still holds the failed write, whose error
+        # `close` may raise again.
+        with contextlib.suppress(Exception):
+            self._manager.close()
+        self._manager = self._open()
+
+    def _seal(self, step: int) -> None:
+        self._manager.wait_until_finished()
+        if not distributed.is_first():
+            return
+        path = self._directory / str(step)
+        partial = path / f"{_MANIFEST}.partial"
+        partial.write_text(json.dumps(_hashes(path), indent=1))
+        partial.replace(path / _MANIFEST)
+
+    def _last_good_step(
+        self, say: Callable[[str], None], read_only: bool
+    ) -> int | None:
+        steps = sorted(
+            (int(p.name) for p in self._directory.glob("*") if p.name.isdigit()),
+            reverse=True,
+        )
+        for step in steps:
+            path = self._directory / str(step)
+            fault = _fault(path)
+            if fault is None:
+                return step
+            say(f"Checkpoint {step} {fault}; trying the one before.")
+            if not read_only:
+                aside = path.with_name(f"{step}.damaged")
+                # Remove the leftover of an earlier failure at the same step.
+                shutil.rmtree(aside, ignore_errors=True)
+                path.rename(aside)
+        if steps:
+            say("All checkpoints are damaged: there is none to resume from.")
+        return None
+
+
+def _hashes(path: Path) -> dict[str, str]:
+    files = sorted(p for p in path.rglob("*") if p.is_file())
+    return {
+        str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in files
+        if not p.name.startswith(_MANIFEST)
+    }
+
+
+def _fault(path: Path) -> str | None:
+    """Describe the damage of a checkpoint, or return `None` if it is valid."""
+    try:
+        expected = json.loads((path / _MANIFEST).read_text())
+    except FileNotFoundError:
+        return "was not finished"
+    except ValueError:
+        return "has a damaged manifest"
+    found = _hashes(path)
+    bad = sorted(name for name, digest in expected.items() if found.get(name) != digest)
+    return f"is damaged ({bad[0]} does not match its sha256)" if bad else None
+
+
+def _is_from_disk(error: BaseException | None) -> bool:
+    """Check whether an error or one of its causes is a file-system error.
+
+    Such errors may be transient. Not all of them are raised as `OSError`, so the
+    messages are searched as well.
+    """
+    signs = (
+        "RESOURCE_EXHAUSTED",
+        "No space left",
+        "File too large",
+        "quota",
+        "OS error",
+    )
+    while error is not None:
+        if isinstance(error, OSError) or any(sign in str(error) for sign in signs):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _reason(error: BaseException) -> str:
+    found = re.search(r"([^:]+) \[os_error_code", str(error))
+    first_line = (str(error).splitlines() or [type(error).__name__])[0]
+    return found[1].strip() if found else first_line[:200]

@@ -1,0 +1,1 @@
+"""Families of tasks: augmentations, random labels, classes and datasets."""

@@ -1,0 +1,1 @@
+"""Operations shared by tasks: convolution and orthogonal matrices."""

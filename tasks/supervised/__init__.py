@@ -1,0 +1,1 @@
+"""Supervised tasks: networks trained on a dataset or a text."""

@@ -1,0 +1,1 @@
+"""Analytic tasks without data."""

@@ -1,0 +1,1 @@
+"""Unrolled systems that own their outer parameters."""

@@ -1,0 +1,214 @@
+"""Multi-process runs on loopback: same result as one process; all exit on a fault."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import lopt
+from tests.conftest import command_environment, wait_for
+
+RUN = (
+    *("quadratic-schedule", "--num-outer-steps=1500", "--checkpoint-every-steps=250"),
+    *("--log-every-steps=500", "--evaluate-every-steps=0"),
+)
+SHORT = ("quadratic-schedule", "--num-outer-steps=50")
+SECONDS = 90  # default timeout
+LOPT = "from lopt.cli.main import main; sys.exit(main(sys.argv[1:]))"
+FAILING = """
+import jax
+from meta_train.core.trainer import Trainer
+run = Trainer.run
+def fail(self, data, state, num):
+    if jax.process_index() == 1 and int(state.step) >= 600:
+        raise ArithmeticError("injected")
+    return run(self, data, state, num)
+Trainer.run = fail
+"""
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Function that starts the processes of one run; all are killed after the test."""
+    started = []
+
+    def start(*arguments, num=2, run_dirs=None, code="", flags=None, devices=1):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        processes = []
+        for i in range(num):
+            log = tmp_path / f"log-{len(started)}"
+            command = [
+                *(sys.executable, "-c", f"import sys\n{code}\n{LOPT}"),
+                *("meta-train", *arguments, "--wandb=off"),
+                *("--run-dir", (run_dirs or ["run"] * num)[i]),
+                *("--coordinator-address", address),
+                *("--num-processes", str(num), "--process-id", str(i)),
+                *((flags or [()] * num)[i]),
+            ]
+            with log.open("w") as file:
+                process = subprocess.Popen(
+                    command,
+                    cwd=tmp_path,
+                    env=command_environment(
+                        JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(devices)
+                    ),
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                )
+            process.log = log
+            processes.append(process)
+            started.append(process)
+        return processes
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+        process.wait()
+
+
+def ended(processes, seconds=SECONDS):
+    """Wait for processes to exit; return their exit codes and output."""
+    end = time.monotonic() + seconds
+    codes = [p.wait(timeout=max(end - time.monotonic(), 0.1)) for p in processes]
+    return codes, [p.log.read_text() for p in processes]
+
+
+def theta(run_dir):
+    return np.asarray(lopt.load_theta(run_dir / "optimizer.safetensors")[1])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """Theta of the same run in one process, without faults."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    arguments = (*RUN, "--wandb=off", "--run-dir=run", "--estimator.deterministic")
+    subprocess.run(
+        [sys.executable, "-m", "lopt", "meta-train", *arguments],
+        cwd=folder,
+        env=command_environment(JAX_PLATFORMS="cpu"),
+        check=True,
+        capture_output=True,
+    )
+    return theta(folder / "run")
+
+
+@pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "deterministic", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_processes_together_find_what_one_finds_alone(
+    num, deterministic, launch, tmp_path
+):
+    flags = ("--estimator.deterministic",) if deterministic else ()
+    for n, run_dir in ((1, "alone"), (num, "together")):
+        processes = launch(*SHORT, *flags, num=n, run_dirs=[run_dir] * n)
+        codes, logs = ended(processes)
+        assert codes == [0] * n, logs
+    for i, log in enumerate(logs):
+        assert log.splitlines()[0].startswith(f"Process {i} of {num} on ")
+    assert "Exported" in logs[0]
+    assert "Exported" not in logs[1]
+    alone, together = theta(tmp_path / "alone"), theta(tmp_path / "together")
+    np.testing.assert_allclose(together, alone, rtol=0 if deterministic else 1e-5)
+
+
+def kill(processes, which):
+    processes[which].kill()
+
+
+def freeze(processes, which):
+    processes[which].send_signal(signal.SIGSTOP)
+
+
+# Fault, index of its process, code to run first, and error message of the others.
+FAULTS = {
+    "a worker is killed": (kill, 1, "", "another process is gone"),
+    "the coordinator is killed": (kill, 0, "", "gone|coordination service"),
+    "a worker fails": (None, 1, FAILING, "Process 1 of 2.*ArithmeticError: injected"),
+    "a worker freezes": (freeze, 1, "", "gone|stopped sending heartbeats"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS)
+def test_all_end_by_themselves_and_the_same_command_resumes(
+    fault, launch, undisturbed, tmp_path
+):
+    inject, which, code, message = FAULTS[fault]
+    arguments = (*RUN, "--estimator.deterministic")
+    processes = launch(*arguments, code=code)
+    wait_for(tmp_path / "run/checkpoints/500/sha256.json", *processes)
+    if inject is not None:
+        inject(processes, which)
+    others = [p for i, p in enumerate(processes) if i != which]
+    codes, logs = ended(others, seconds=30)
+    assert 0 not in codes
+    for log in logs:
+        assert re.search(message, log), log
+    if inject is freeze:
+        processes[which].send_signal(signal.SIGCONT)
+    codes, _ = ended([processes[which]], seconds=30)
+    assert codes != [0]
+    codes, logs = ended(launch(*arguments))
+    assert codes == [0, 0], logs
+    assert "Resumed from the checkpoint at step" in logs[0]
+    np.testing.assert_array_equal(theta(tmp_path / "run"), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_preempted_lets_all_save_at_the_same_step(
+    launch, undisturbed, tmp_path
+):
+    arguments = (*RUN, "--estimator.deterministic")
+    processes = launch(*arguments)
+    wait_for(tmp_path / "run/checkpoints/250/sha256.json", *processes)
+    processes[1].send_signal(signal.SIGTERM)
+    codes, logs = ended(processes, seconds=30)
+    assert codes == [0, 0], logs
+    assert "Stopped by SIGTERM and saved at step" in logs[0]
+    codes, logs = ended(launch(*arguments))
+    assert codes == [0, 0], logs
+    np.testing.assert_array_equal(theta(tmp_path / "run"), undisturbed)
+
+
+@pytest.mark.slow
+def test_a_run_moves_between_numbers_of_devices_and_processes(
+    launch, undisturbed, tmp_path
+):
+    arguments = (*RUN, "--estimator.deterministic")
+    stops = ((1, 8, 250), (2, 2, 750), (1, 16, 1250), (1, 1, None))
+    for num, devices, step in stops:
+        processes = launch(*arguments, num=num, devices=devices)
+        if step is not None:
+            path = tmp_path / f"run/checkpoints/{step}/sha256.json"
+            wait_for(path, *processes)
+            processes[0].send_signal(signal.SIGTERM)
+        codes, logs = ended(processes)
+        assert codes == [0] * num, logs
+    np.testing.assert_array_equal(theta(tmp_path / "run"), undisturbed)
+
+
+def test_processes_that_were_started_differently_are_refused(launch, tmp_path):
+    flags = [(), ("--estimator.std=0.3", "--seed=1")]
+    codes, logs = ended(launch(*SHORT, flags=flags))
+    assert codes == [2, 2]
+    assert "process 1 differs from process 0" in logs[0]
+    assert "flags.estimator.std: 0.1 -> 0.3" in logs[0]
+    assert "flags.seed: 0 -> 1" in logs[0]
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_run_directory_that_others_do_not_see_is_refused(launch):
+    codes, logs = ended(launch(*SHORT, run_dirs=["here", "there"]))
+    assert codes == [2, 2]
+    assert "must be a directory that all hosts share" in logs[0]

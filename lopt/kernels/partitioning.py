@@ -26,7 +26,7 @@ def in_shards(
     arrays: Sequence[Float[Array, "..."]],
     weights: Sequence[Float[Array, "..."]],
     *,
-    is_mean: bool,
+    is_reduction: bool,
 ) -> Float[Array, "..."]:
     """Call ``call(*arrays, *weights)`` on each device with its shards of the arrays.
 
@@ -34,18 +34,18 @@ def in_shards(
         call: Elementwise function of the arrays, or means of one over all elements.
         arrays: Arrays that are broadcastable to the tensor's shape, of equal rank.
         weights: Arrays that are replicated on all devices.
-        is_mean: Whether `call` returns a vector of means over all elements. The means
-            of the shards are then averaged by an all-reduce.
+        is_reduction: Whether `call` returns a vector of means over all elements. The
+            means of the shards are then averaged by an all-reduce.
 
     Returns:
-        An array sharded like the tensor, or a replicated vector if `is_mean`.
+        An array sharded like the tensor, or a replicated vector if `is_reduction`.
     """
     shape = jnp.broadcast_shapes(*(x.shape for x in arrays))
     whole = next((i for i, x in enumerate(arrays) if x.shape == shape), 0)
 
     def partition(mesh, operands, result):
-        spec = (operands[whole] if is_mean else result).sharding.spec
-        if is_mean:
+        spec = (operands[whole] if is_reduction else result).sharding.spec
+        if is_reduction:
             # Only shards of equal size may be averaged without weights.
             def is_even(n, s):
                 return n % math.prod(mesh.shape[x] for x in _names(s)) == 0
@@ -60,17 +60,19 @@ def in_shards(
             )
 
         specs = [*map(own, operands[: len(arrays)]), *[PartitionSpec()] * len(weights)]
-        out = PartitionSpec() if is_mean else result.sharding.spec
+        out = PartitionSpec() if is_reduction else result.sharding.spec
 
         def place(spec):
             return NamedSharding(mesh, spec)
 
-        axes = tuple(x for s in spec for x in _names(s)) if is_mean else ()
+        axes = tuple(x for s in spec for x in _names(s)) if is_reduction else ()
         share = functools.partial(_share_p.bind, call=call, axes=axes)
         return mesh, share, place(out), tuple(map(place, specs))
 
     split = custom_partitioning(call)
-    split.def_partition(partition, sharding_rule=_rule(shape, arrays, weights, is_mean))
+    split.def_partition(
+        partition, sharding_rule=_rule(shape, arrays, weights, is_reduction)
+    )
     return split(*arrays, *weights)
 
 
@@ -103,7 +105,10 @@ def _names(entry: Any) -> tuple[str, ...]:
 
 
 def _rule(
-    shape: Sequence[int], arrays: Sequence[Any], weights: Sequence[Any], is_mean: bool
+    shape: Sequence[int],
+    arrays: Sequence[Any],
+    weights: Sequence[Any],
+    is_reduction: bool,
 ) -> str:
     """Write the einsum-like Shardy rule that relates operand and result axes."""
     whole = [f"d{i}" for i in range(len(shape))]
@@ -116,5 +121,5 @@ def _rule(
         for x in arrays
     ]
     terms += [[next(others) for _ in w.shape] for w in weights]
-    result = [next(others)] if is_mean else whole
+    result = [next(others)] if is_reduction else whole
     return ", ".join(map(" ".join, terms)) + " -> " + " ".join(result)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from lopt.base import Theta
-from lopt.kernels.elementwise import Apply, mean_squares, pointwise
+from lopt.kernels.elementwise import Apply, elementwise, mean_squares
 from lopt.optimizers.features import (
     Factored,
     decayed,
@@ -132,7 +132,7 @@ def apply_network(
     layers = fold(theta, _in_order(squares, means, jnp.concatenate), constants)
     function = _extended_step if extended else _plain_step
     weights = (layers, jnp.asarray(scale, jnp.float32))
-    return pointwise(function, [*large, *small], weights)
+    return elementwise(function, [*large, *small], weights)
 
 
 def _in_order(large: Any, small: Any, join: Callable[[list[Any]], Any]) -> Any:

@@ -106,7 +106,7 @@ def fold(
         constants: Inputs that all parameters of the tensor share.
 
     Returns:
-        Layers whose kernels have shape (outputs, inputs), for `pointwise`.
+        Layers whose kernels have shape (outputs, inputs), for `elementwise`.
     """
     (kernel, bias), *rest = layers_of(theta)
     num = squares.shape[0]

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lopt.adapter import Clock, PerTensorOptimizer, Tensor
 from lopt.base import Theta
-from lopt.kernels.elementwise import Apply, mean_squares, pointwise
+from lopt.kernels.elementwise import Apply, elementwise, mean_squares
 from lopt.optimizers.features import (
     MOMENTUM_DECAYS,
     TIME_SCALES,
@@ -98,7 +98,7 @@ class PerParameterMLP(PerTensorOptimizer):
         arrays = [grad, param, *momenta, *second_moments]
         squares = mean_squares(_features, arrays)
         layers = fold(theta, squares, time_features(clock.step))
-        update = pointwise(_step, arrays, (layers, jnp.float32(-self.step_scale)))
+        update = elementwise(_step, arrays, (layers, jnp.float32(-self.step_scale)))
         return update, MLPState(momenta, second_moments)
 
 

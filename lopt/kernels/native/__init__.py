@@ -30,13 +30,13 @@ from jaxtyping import Array, Float
 from lopt.cache_directory import cache_folder
 from lopt.kernels.native.program import Program
 
-_SOURCE = Path(__file__).with_name("pointwise.cc")
+_SOURCE = Path(__file__).with_name("elementwise.cc")
 _HEADERS = sorted(_SOURCE.parent.glob("*.h"))
 _FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast"),
     *("-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC", "-w"),
 )
-_TARGET, _SYMBOL = "lopt_pointwise", "LoptPointwise"
+_TARGET, _SYMBOL = "lopt_elementwise", "LoptElementwise"
 _SECONDS = 120
 
 
@@ -107,7 +107,7 @@ def call(
     *,
     num_arrays: int,
     num_batch: int,
-    is_mean: bool,
+    is_reduction: bool,
 ) -> Float[Array, "..."]:
     """Run a program in native code; `is_available` must have returned true.
 
@@ -118,10 +118,11 @@ def call(
         num_arrays: Number of arrays among the operands.
         num_batch: Number of leading batch axes of each operand. Their sizes are 1 or
             those of the batch.
-        is_mean: Whether to compute the mean square of each result.
+        is_reduction: Whether to compute the mean square of each result.
 
     Returns:
-        An array of shape (*batch, *tensor shape), or (*batch, results) if `is_mean`.
+        An array of shape (*batch, *tensor shape), or (*batch, results) if
+        `is_reduction`.
     """
     leads = [x.shape[:num_batch] for x in operands]
     batch = jnp.broadcast_shapes(*leads)
@@ -134,7 +135,7 @@ def call(
         return jnp.broadcast_to(x, (*batch, *own)).reshape(math.prod(batch), *own)
 
     shape = jnp.broadcast_shapes(*(x.shape[num_batch:] for x in operands[:num_arrays]))
-    result = (len(program.results),) if is_mean else shape
+    result = (len(program.results),) if is_reduction else shape
 
     def integers(values):
         return np.asarray(values, np.int64)
@@ -156,5 +157,5 @@ def call(
         num_arrays=np.int64(num_arrays),
         num_places=np.int64(program.num_places),
         num_members=np.int64(math.prod(batch)),
-        is_mean=is_mean,
+        is_reduction=is_reduction,
     )

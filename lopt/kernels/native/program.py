@@ -47,7 +47,7 @@ def compile_function(
     *,
     treedef: Any,
     shapes: tuple[tuple[int, ...], ...],
-    is_mean: bool,
+    is_reduction: bool,
 ) -> Program | None:
     """Compile an elementwise function, or return `None` if it is unsupported.
 
@@ -56,16 +56,16 @@ def compile_function(
 
     Args:
         function: ``function(apply, arrays, weights)``, or ``function(arrays)`` if
-            `is_mean`.
+            `is_reduction`.
         num_arrays: Number of arrays.
         treedef: Tree structure of the weights.
         shapes: Shapes of the leaves of the weights.
-        is_mean: Whether the mean squares of the results are to be computed.
+        is_reduction: Whether the mean squares of the results are to be computed.
     """
 
     # The function is traced for a single parameter, with a scalar for each array.
     def of_one(arrays, leaves):
-        if is_mean:
+        if is_reduction:
             return function(arrays)
         return function(_apply, arrays, treedef.unflatten(leaves))
 

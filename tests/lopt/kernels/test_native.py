@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lopt.kernels import elementwise as module
-from lopt.kernels import native
-from lopt.kernels.elementwise import mean_squares, multiply, pointwise
+from lopt.kernels import cpu, native, primitive
+from lopt.kernels.elementwise import elementwise, mean_squares
+from lopt.kernels.layers import apply_matmul
 from lopt.kernels.native.program import OPERATIONS, compile_function
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from tests.conftest import command_environment
@@ -28,8 +28,8 @@ SPECIAL = [0.0, -0.0, 1.0, -1.5, 1e-30, -3e38, 88.0, -80.0, np.inf, -np.inf, np.
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Use native code for tensors of any size."""
-    monkeypatch.setattr(module, "_MANY", 1)
-    module._compiled.clear_cache()
+    monkeypatch.setattr(cpu, "_LARGE_TENSOR", 1)
+    primitive._call_compiled.clear_cache()
 
 
 def network(apply, arrays, weights):
@@ -49,8 +49,8 @@ def make(key, *sizes):
 
 def run_native(function, arrays, weights):
     """Compile a call, check that it uses native code, and run it."""
-    call = jax.jit(lambda arrays, weights: pointwise(function, arrays, weights))
-    assert "lopt_pointwise" in call.lower(arrays, weights).as_text()
+    call = jax.jit(lambda arrays, weights: elementwise(function, arrays, weights))
+    assert "lopt_elementwise" in call.lower(arrays, weights).as_text()
     return call(arrays, weights)
 
 
@@ -60,7 +60,7 @@ def test_tensors_of_any_size(size, key):
     arrays = list(jax.random.normal(key, (3, size)))
     weights = make(key, 3, 33, 32, 2)
     found = run_native(network, arrays, weights)
-    expected = network(multiply, arrays, weights)
+    expected = network(apply_matmul, arrays, weights)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -74,7 +74,7 @@ def test_networks_of_any_shape(sizes, key):
     ]
     weights = make(key, *sizes)
     found = run_native(network, arrays, weights)
-    expected = network(multiply, arrays, weights)
+    expected = network(apply_matmul, arrays, weights)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
@@ -128,7 +128,7 @@ def test_means_of_large_tensors_are_as_exact_as_can_be(key):
     features = lambda arrays: [arrays[0] * arrays[1], arrays[0]]
     scale = jnp.linspace(0.5, 2.0, 1_001)[None, :]
     call = jax.jit(lambda arrays: mean_squares(features, arrays))
-    assert "lopt_pointwise" in call.lower([x, scale]).as_text()
+    assert "lopt_elementwise" in call.lower([x, scale]).as_text()
     exact = [np.asarray(x, np.float64) * np.asarray(scale, np.float64), np.float64(x)]
     expected = [np.mean(y**2) for y in exact]
     np.testing.assert_allclose(call([x, scale]), expected, rtol=2e-7)
@@ -147,7 +147,7 @@ def test_a_parameter_gets_the_same_bits_wherever_it_stands(key):
 @needs_compiler
 def test_calls_at_once_do_not_disturb_each_other(key):
     arrays, weights = list(jax.random.normal(key, (3, 30_000))), make(key, 3, 32, 2)
-    call = jax.jit(lambda arrays: pointwise(network, arrays, weights))
+    call = jax.jit(lambda arrays: elementwise(network, arrays, weights))
     expected, found = call(arrays), []
 
     def work():
@@ -174,17 +174,17 @@ def test_what_native_code_cannot_do_is_left_to_xla(key):
     ]:
         treedef = jax.tree.structure(())
         program = compile_function(
-            function, 1, treedef=treedef, shapes=(), is_mean=False
+            function, 1, treedef=treedef, shapes=(), is_reduction=False
         )
         assert program is None
         np.testing.assert_allclose(
-            pointwise(function, arrays, ()), function(None, arrays, ()), rtol=1e-6
+            elementwise(function, arrays, ()), function(None, arrays, ()), rtol=1e-6
         )
 
 
 def test_other_types_are_left_to_xla(key):
     arrays = [jax.random.normal(key, (40, 3), jnp.bfloat16)]
-    found = pointwise(lambda apply, arrays, _: 2.0 * arrays[0], arrays, ())
+    found = elementwise(lambda apply, arrays, _: 2.0 * arrays[0], arrays, ())
     np.testing.assert_array_equal(found, 2 * arrays[0])
     assert found.dtype == jnp.bfloat16
 
@@ -197,7 +197,7 @@ def test_places_are_used_again():
         return [x]
 
     treedef = jax.tree.structure(())
-    program = compile_function(chain, 1, treedef=treedef, shapes=(), is_mean=True)
+    program = compile_function(chain, 1, treedef=treedef, shapes=(), is_reduction=True)
     assert program is not None
     assert len(program.instructions) == 200 * 6
     assert program.num_places <= 5
@@ -292,4 +292,4 @@ def test_learned_optimizers_use_it(key):
     params = {"w": jnp.ones((30, 20))}
     state = transformation.init(params)
     text = jax.jit(transformation.update).lower(params, state, params).as_text()
-    assert "lopt_pointwise" in text
+    assert "lopt_elementwise" in text

@@ -12,8 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from lopt.kernels import elementwise as pointwise
-from lopt.kernels import native
+from lopt.kernels import cpu, native
 from lopt.optimizers.adafactor_mlp import AdafactorMLP
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from tests.conftest import on_devices
@@ -61,7 +60,7 @@ def report_case(case):
     return {
         "difference": max(float(np.abs(np.subtract(a, b)).max()) for a, b in pairs),
         "gathers": text.count(" all-gather("),
-        "native calls": text.count("lopt_pointwise"),
+        "native calls": text.count("lopt_elementwise"),
         "temporary": memory.temp_size_in_bytes / own,
         "is sharded": found[0].sharding.spec == spec,
     }
@@ -69,7 +68,7 @@ def report_case(case):
 
 def report_shards():
     """Print all reports as JSON, with every tensor treated as large, in blocks."""
-    pointwise._MANY, pointwise._LARGE_BLOCK = 1, 512
+    cpu._LARGE_TENSOR, cpu._LARGE_BLOCK = 1, 512
     is_available = native.is_available
     report = {"is native": native.is_available()}
     for case in CASES:

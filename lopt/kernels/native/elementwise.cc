@@ -32,7 +32,7 @@ struct Function {
   ffi::Span<const float> constants;
   int64_t num_arrays, num_places, size, num_members;
   std::vector<Operand> operands;
-  bool is_mean;
+  bool is_reduction;
   float* out;
 
   int64_t num_shares() const { return (size + kShare - 1) / kShare; }  // per member
@@ -144,7 +144,7 @@ class Worker {
 
   void Block(int64_t begin, int64_t size, double* sums) {
     const int64_t result = function_.results[0];
-    float* out = function_.is_mean ? nullptr
+    float* out = function_.is_reduction ? nullptr
                                    : function_.out + member_ * function_.size + begin;
     // Write the result directly to the output, without a copy.
     const bool in_place = out && size >= kTile && result >= function_.first_row();
@@ -154,7 +154,7 @@ class Worker {
       Execute(at[0], at + 3, at[1], at + 3 + at[1], at[2], std::max(size, kTile));
     if (in_place) now_[result] = places_[result];
     if (out && !in_place) std::memcpy(out, now_[result], size * sizeof(float));
-    if (function_.is_mean)
+    if (function_.is_reduction)
       for (size_t i = 0; i < function_.results.size(); ++i)
         sums[i] += SumOfSquares(now_[function_.results[i]], size);
   }
@@ -210,7 +210,7 @@ class Job {
   explicit Job(Function function)
       : function_(std::move(function)),
         num_(function_.num_members * function_.num_shares()),
-        sums_(function_.is_mean ? num_ * function_.results.size() : 0) {}
+        sums_(function_.is_reduction ? num_ * function_.results.size() : 0) {}
 
   void Help() {
     int64_t i = next_++;
@@ -259,9 +259,9 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::RemainingArgs args,
                Integers is_batched, Integers scalars, Integers layers,
                Integers instructions, ffi::Span<const float> constants,
                Integers results, int64_t num_arrays, int64_t num_places,
-               int64_t num_members, bool is_mean) {
+               int64_t num_members, bool is_reduction) {
   Function function{shape, scalars, layers, instructions, results, constants,
-                    num_arrays, num_places, 1, num_members, {}, is_mean,
+                    num_arrays, num_places, 1, num_members, {}, is_reduction,
                     out->typed_data()};
   for (int64_t n : shape) function.size *= n;
   for (size_t i = 0; i < args.size(); ++i) {
@@ -280,13 +280,13 @@ ffi::Error Run(ffi::ThreadPool pool, ffi::RemainingArgs args,
   for (int64_t i = 1; i < num_threads; ++i) pool.Schedule([job] { job->Help(); });
   job->Help();
   job->Wait();
-  if (is_mean) job->WriteMeans();
+  if (is_reduction) job->WriteMeans();
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(LoptPointwise, Run,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(LoptElementwise, Run,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .RemainingArgs()
@@ -301,4 +301,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(LoptPointwise, Run,
                                   .Attr<int64_t>("num_arrays")
                                   .Attr<int64_t>("num_places")
                                   .Attr<int64_t>("num_members")
-                                  .Attr<bool>("is_mean"));
+                                  .Attr<bool>("is_reduction"));

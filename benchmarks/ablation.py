@@ -31,7 +31,6 @@ from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES
 from meta_train.core.trainer import mean_losses
-from meta_train.runtime.run import make_trainer
 from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
 
 TASKS = (
@@ -205,7 +204,7 @@ def _run(variant: Variant, num_updates: int, seed: int) -> dict[str, float]:
         ),
         num_outer_steps=num_updates,
     )
-    trainer = make_trainer(config)
+    trainer = config.make_trainer()
     masked = tuple(map(Masked, trainer.systems))
     trainer = dataclasses.replace(trainer, systems=masked, keep_best=False)
     masks = jax.tree.map(jnp.asarray, variant.masks())

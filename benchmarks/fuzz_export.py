@@ -27,7 +27,7 @@ import tyro
 
 import lopt
 from lopt.base import LearnedOptimizer
-from lopt.files import export
+from lopt.files import format as file_format
 from lopt.files.dataclass_json import to_dict
 from lopt.registry import OPTIMIZERS
 from meta_train.runtime.progress import ProgressReport
@@ -143,7 +143,7 @@ def _compare(
     said = {**header["hyperparameters"], "type": header["architecture"]}
     if to_dict(optimizer) != _complete(said):
         return WRONG, f"{optimizer} instead of {said}"
-    tensors = {n: np.asarray(x) for n, x in export._named_leaves(theta)}
+    tensors = {n: np.asarray(x) for n, x in file_format._named_leaves(theta)}
     if tensors.keys() != mutant.tensors.keys():
         return WRONG, f"tensors {sorted(tensors)}"
     for name, tensor in mutant.tensors.items():
@@ -337,7 +337,7 @@ def _signed_tensors(original: File, rng: np.random.Generator) -> File:
 def _signed(header: dict[str, Any], tensors: dict[str, np.ndarray]) -> File:
     """Write a file with a valid checksum."""
     header.pop("sha256", None)
-    header["sha256"] = export._checksum(header, tensors)
+    header["sha256"] = file_format._checksum(header, tensors)
     return File(_written(header, tensors), header, tensors)
 
 

@@ -31,7 +31,6 @@ from rich.table import Table
 
 from lopt.cli.main import tune_cpu_compiler
 from meta_train.config.preset_configs import CONFIGS
-from meta_train.runtime.run import make_trainer
 
 HORIZON, LENGTH, NUM_PARTICLES, STD, LEARNING_RATE = 100, 10, 100, 1.0, 1e-2
 START = np.ones(2, np.float32)
@@ -145,7 +144,7 @@ def bare_scan(num_updates: int) -> Callable[[], None]:
 
 def framework(num_updates: int) -> Callable[[], None]:
     """Trainer of the preset `toy-regression`, with all of its features."""
-    trainer = make_trainer(CONFIGS["toy-regression"])
+    trainer = CONFIGS["toy-regression"].make_trainer()
     data = trainer.load()
 
     def run():

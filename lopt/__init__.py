@@ -7,7 +7,8 @@ if TYPE_CHECKING:
     from lopt.adapter import PerTensorOptimizer, TensorOptimizer
     from lopt.base import LearnedOptimizer
     from lopt.errors import UserError
-    from lopt.files.export import load, load_theta, read_card, save
+    from lopt.files.format import load_theta, read_card, save
+    from lopt.files.load import load
     from lopt.optimizers.adafactor_mlp import AdafactorMLP
     from lopt.optimizers.classical import LearnedAdam, LearnedMomentum, LearnedSGD
     from lopt.optimizers.coordinate_lstm import CoordinateLSTM
@@ -63,10 +64,10 @@ _HOMES = {
     "TensorOptimizer": "lopt.adapter",
     "UserError": "lopt.errors",
     "list_pretrained": "lopt.pretrained",
-    "load": "lopt.files.export",
-    "load_theta": "lopt.files.export",
-    "read_card": "lopt.files.export",
-    "save": "lopt.files.export",
+    "load": "lopt.files.load",
+    "load_theta": "lopt.files.format",
+    "read_card": "lopt.files.format",
+    "save": "lopt.files.format",
 }
 
 

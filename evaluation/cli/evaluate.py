@@ -113,7 +113,7 @@ def _files(sources: Sequence[Path], out: Path) -> dict[str, Path]:
 
     The latest checkpoint of a run directory is exported below `out`.
     """
-    from meta_train.runtime.run import OPTIMIZER_FILE, export_run
+    from meta_train.runtime.export import OPTIMIZER_FILE, export_run
 
     files = {}
     for source in sources:

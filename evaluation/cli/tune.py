@@ -54,7 +54,6 @@ def tune(arguments: Sequence[str]) -> int:
     from evaluation.tuners.tuners import TUNERS, MetaTraining
     from meta_train.config.preset_configs import CONFIGS
     from meta_train.runtime.progress import ProgressReport
-    from meta_train.runtime.run import make_trainer
     from meta_train.runtime.run_directory import check_writable
 
     config = CONFIGS[name]
@@ -65,7 +64,7 @@ def tune(arguments: Sequence[str]) -> int:
         )
     tuners = {n: find("tuner", n, TUNERS) for n in options.tuners or TUNERS}
     estimator = type(config.estimator).__name__
-    trainer = make_trainer(config)
+    trainer = config.make_trainer()
     searched = {**tuners, estimator: MetaTraining(trainer)}
     out = options.out or Path("runs/tune") / name
     check_writable(out, flag="--out")

@@ -32,7 +32,7 @@ def show(arguments: Sequence[str]) -> int:
     from rich.text import Text
 
     from lopt.errors import UserError
-    from lopt.files.export import read_card
+    from lopt.files.format import read_card
     from lopt.pretrained import resolve
 
     is_run = options.path.is_dir()
@@ -58,7 +58,7 @@ def show(arguments: Sequence[str]) -> int:
 
 
 def _list_shipped() -> int:
-    from lopt.files.export import read_card
+    from lopt.files.format import read_card
     from lopt.pretrained import list_pretrained
 
     for name in list_pretrained():

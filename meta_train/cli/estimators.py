@@ -50,12 +50,11 @@ def estimators(arguments: Sequence[str]) -> int:
     from meta_train.analysis.diagnostics import candidates, diagnose
     from meta_train.config.preset_configs import CONFIGS
     from meta_train.runtime.progress import ProgressReport
-    from meta_train.runtime.run import make_trainer
     from meta_train.runtime.run_directory import check_writable
 
     out = options.out or Path("runs/estimators") / name
     config = CONFIGS[name]
-    system = make_trainer(config).systems[0]
+    system = config.make_trainer().systems[0]
     data = system.load()
     key_theta, key = jax.random.split(jax.random.key(options.seed))
     theta = system.init_theta(key_theta)

@@ -24,7 +24,7 @@ def export(arguments: Sequence[str]) -> int:
         prog="lopt export",
         description="Export the latest checkpoint of a run as one optax optimizer.",
     )
-    from meta_train.runtime.run import export_run
+    from meta_train.runtime.export import export_run
 
     print(f"Exported to {export_run(options.run_dir, options.out)}.")
     return 0

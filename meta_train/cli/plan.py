@@ -47,7 +47,6 @@ def plan(arguments: Sequence[str]) -> int:
     from meta_train.analysis import resource_plan as planning
     from meta_train.config.preset_configs import CONFIGS
     from meta_train.runtime.progress import ProgressReport
-    from meta_train.runtime.run import make_trainer
     from meta_train.runtime.run_directory import check_writable
 
     is_tpu = options.platform == "tpu"
@@ -60,7 +59,7 @@ def plan(arguments: Sequence[str]) -> int:
     check_writable(out, flag="--out")
     config = CONFIGS[name]
     config = replace(config, estimator=config.estimator.resized(num_pairs))
-    trainer = make_trainer(config)
+    trainer = config.make_trainer()
     with ProgressReport("planning", 3) as progress:
         progress.note("loading and compiling")
         data = trainer.load()

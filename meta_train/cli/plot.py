@@ -29,8 +29,8 @@ def plot(arguments: Sequence[str]) -> int:
     )
     from meta_train.analysis.plot import draw, learned_steps
     from meta_train.config.config import read_config
+    from meta_train.runtime.export import restore
     from meta_train.runtime.progress import ProgressReport
-    from meta_train.runtime.run import make_trainer, restore
     from meta_train.runtime.run_directory import check_writable
 
     config = read_config(options.run_dir)
@@ -38,7 +38,7 @@ def plot(arguments: Sequence[str]) -> int:
     check_writable(out, flag="--out")
     with ProgressReport("drawing", 2) as progress:
         progress.note("running the learned optimizer")
-        trainer = make_trainer(config)
+        trainer = config.make_trainer()
         before = trainer.init(trainer.load(), config.seed)
         thetas = {"now": restore(config).theta, "before training": before.theta}
         sizes = learned_steps(config, thetas)

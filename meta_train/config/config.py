@@ -12,8 +12,9 @@ from lopt.errors import UserError, find
 from lopt.files.dataclass_json import differences, from_dict, to_dict
 from lopt.registry import OPTIMIZERS
 from meta_train.core.inner_training import InnerTraining
-from meta_train.core.objectives import Objective
+from meta_train.core.objectives import OBJECTIVES, Objective
 from meta_train.core.outer_optimizer import OuterAdam
+from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, GradientEstimator
 from tasks.base import Family, Searchable, UnrolledSystem
@@ -169,6 +170,21 @@ class MetaTrainConfig:
     def horizon(self) -> int:
         """Number of steps of the longest inner run."""
         return self.estimator.truncation.horizon
+
+    def make_trainer(self) -> Trainer:
+        """Construct the trainer of this configuration."""
+        wrap = OBJECTIVES[self.objective]
+        return Trainer(
+            systems=tuple(wrap(system) for system in self.systems),
+            estimator=self.estimator,
+            outer_optimizer=self.outer_optimizer,
+            num_outer_steps=self.num_outer_steps,
+            names=self.names,
+            weights=self.system_weights,
+            systems_per_update=self.systems_per_update,
+            average_decay=self.average_decay,
+            keep_best=bool(self.validation_tasks),
+        )
 
 
 def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -17,23 +16,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import lopt
-from lopt.errors import UserError
 from lopt.files.dataclass_json import to_dict
 from meta_train.analysis.plot import draw
-from meta_train.config.config import MetaTrainConfig, read_config, write_config
-from meta_train.core.inner_training import InnerTraining
+from meta_train.config.config import MetaTrainConfig, write_config
 from meta_train.core.objectives import OBJECTIVES
 from meta_train.core.trainer import Best, OuterState, Trainer, mean_losses
 from meta_train.devices import distributed, sharding
 from meta_train.runtime.checkpoint import Checkpoints
+from meta_train.runtime.export import (
+    CHECKPOINTS_DIR,
+    OPTIMIZER_FILE,
+    export,
+    exportable,
+)
 from meta_train.runtime.metrics import MetricsLog
 from meta_train.runtime.progress import ProgressReport
 from meta_train.runtime.run_directory import check_writable, held
 from tasks.base import Data
 
-OPTIMIZER_FILE = "optimizer.safetensors"
-_CHECKPOINTS = "checkpoints"
 _SECONDS_BETWEEN_PLANS = 2.0
 
 
@@ -82,7 +82,7 @@ def meta_train(config: MetaTrainConfig) -> None:
 
 def _meta_train(config: MetaTrainConfig) -> None:
     distributed.check_alike({**to_dict(config), "run_dir": None})
-    trainer, data, first = make_trainer(config), (), distributed.is_first()
+    trainer, data, first = config.make_trainer(), (), distributed.is_first()
 
     def prepare():
         nonlocal data
@@ -105,7 +105,7 @@ def _meta_train(config: MetaTrainConfig) -> None:
         )
         stop = stack.enter_context(StopRequest(progress.say))
         state = trainer.init(data, config.seed)
-        checkpoints = Checkpoints(config.run_dir / _CHECKPOINTS, progress.say)
+        checkpoints = Checkpoints(config.run_dir / CHECKPOINTS_DIR, progress.say)
         stack.callback(checkpoints.close)
         if checkpoints.latest is not None:
             state = resume(trainer, data, state, checkpoints, progress.say)
@@ -324,107 +324,3 @@ def _by_name(metric: str, names: Sequence[str], losses: Any) -> dict[str, float]
     values = np.asarray(losses, float)
     parts = {f"{metric}/{n}": float(x) for n, x in zip(names, values, strict=True)}
     return {metric: float(values.mean()), **(parts if len(parts) > 1 else {})}
-
-
-def make_trainer(config: MetaTrainConfig) -> Trainer:
-    """Construct the trainer of a configuration."""
-    wrap = OBJECTIVES[config.objective]
-    return Trainer(
-        systems=tuple(wrap(system) for system in config.systems),
-        estimator=config.estimator,
-        outer_optimizer=config.outer_optimizer,
-        num_outer_steps=config.num_outer_steps,
-        names=config.names,
-        weights=config.system_weights,
-        systems_per_update=config.systems_per_update,
-        average_decay=config.average_decay,
-        keep_best=bool(config.validation_tasks),
-    )
-
-
-def exportable(config: MetaTrainConfig) -> bool:
-    """Check whether theta belongs to a learned optimizer."""
-    return any(isinstance(system, InnerTraining) for system in config.systems)
-
-
-def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
-    """Export the learned optimizer of `state` as a safetensors file.
-
-    The exported theta is the moving average if there is one. With
-    ``config.select == "best"``, it is the theta with the lowest validation loss, if any
-    validation loss was finite.
-
-    Args:
-        config: Configuration of the run, which must be exportable.
-        state: State to export.
-        path: Output file. Its directory is created if missing.
-
-    Returns:
-        The path of the output file.
-    """
-    inner = [s for s in config.systems if isinstance(s, InnerTraining)]
-    truncation = config.estimator.truncation
-    card = {
-        "tasks": [to_dict(system.task) for system in inner],
-        "task_names": list(config.names),
-        "horizons": [truncation.min_horizon or truncation.horizon, truncation.horizon],
-        "estimator": to_dict(config.estimator),
-        "objective": config.objective,
-        "outer_optimizer": to_dict(config.outer_optimizer),
-        "system_weights": list(config.system_weights) or [1.0] * len(config.systems),
-        "num_outer_steps": int(state.step),
-        "seed": config.seed,
-    }
-    theta, is_best = state.result, config.select == "best"
-    if is_best and isinstance(state.best, Best) and jnp.isfinite(state.best.loss):
-        theta = state.best.theta
-        card |= {
-            "num_outer_steps": int(state.best.step),
-            "validation_tasks": list(config.validation_tasks),
-            "validation_loss": float(state.best.loss),
-        }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        theta = inner[0].optimizer_theta(theta)
-        lopt.save(path, inner[0].optimizer, theta, card)
-    except OSError as error:
-        raise UserError(
-            f"{path} must be writable; it is not ({error.strerror}). Try another --out."
-        ) from error
-    return path
-
-
-def export_run(run_dir: Path, path: Path) -> Path:
-    """Export the latest checkpoint of the run in `run_dir` to `path`."""
-    config = read_config(run_dir)
-    if not exportable(config):
-        raise UserError(
-            f"{run_dir} trained {type(config.systems[0]).__name__}, which is not a "
-            "learned optimizer: there is nothing to export."
-        )
-    return export(config, restore(config), path)
-
-
-def restore(config: MetaTrainConfig) -> OuterState:
-    """Restore the latest checkpoint of a run to a single device, read-only.
-
-    Raises:
-        UserError: If the run has no checkpoint.
-    """
-    run_dir = config.run_dir
-    checkpoints = Checkpoints(run_dir / _CHECKPOINTS, print, read_only=True)
-    try:
-        if checkpoints.latest is None:
-            raise UserError(
-                f"{run_dir} has no checkpoint yet. Run `lopt meta-train` on it first."
-            )
-        trainer = make_trainer(config)
-        # The checkpoint may have been written on a different number of devices.
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        template = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-            trainer.shapes(trainer.load()),
-        )
-        return checkpoints.restore(template)
-    finally:
-        checkpoints.close()

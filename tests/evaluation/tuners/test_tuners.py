@@ -18,7 +18,6 @@ from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
-from meta_train.runtime.run import make_trainer
 from tasks.synthetic.quadratic import RandomQuadratic
 
 SYSTEM = InnerTraining(RandomQuadratic(dim=4), ScheduledSGD())
@@ -72,7 +71,7 @@ def test_meta_training_takes_the_place_of_a_tuner():
     config = CONFIGS["quadratic-schedule"]
     problem = Problem(config.systems[0], config.horizon)
     each = config.estimator.num_inner_steps
-    tuner = MetaTraining(make_trainer(config))
+    tuner = MetaTraining(config.make_trainer())
     history = list(tuner.search(problem, problem.system.load(), 120 * each, seed=0))
     assert history[-1].num_steps == 120 * each
     assert len({found.num_steps for found in history}) == len(history)

@@ -12,13 +12,12 @@ from lopt.errors import UserError
 from meta_train.analysis.hlo_cost import Collective, count_work, find_collectives
 from meta_train.analysis.resource_plan import CHIPS, need, tpu_devices
 from meta_train.config.preset_configs import CONFIGS
-from meta_train.runtime.run import make_trainer
 
 
 def plan(topology, num_pairs, preset="quadratic-schedule"):
     config = CONFIGS[preset]
     estimator = config.estimator.resized(num_pairs)
-    trainer = make_trainer(dataclasses.replace(config, estimator=estimator))
+    trainer = dataclasses.replace(config, estimator=estimator).make_trainer()
     return need(trainer, trainer.load(), tpu_devices(topology))
 
 

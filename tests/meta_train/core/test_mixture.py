@@ -17,7 +17,8 @@ from meta_train.core.inner_training import InnerTraining
 from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
-from meta_train.runtime.run import export_run, meta_train, restore
+from meta_train.runtime.export import export_run, restore
+from meta_train.runtime.run import meta_train
 from tasks.systems.influence_balancing import InfluenceBalancing
 from tasks.zoo import ZOO, unique_names
 

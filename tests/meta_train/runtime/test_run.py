@@ -19,7 +19,7 @@ from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
 from meta_train.runtime.checkpoint import Checkpoints
-from meta_train.runtime.run import make_trainer, meta_train, resume
+from meta_train.runtime.run import meta_train, resume
 from meta_train.runtime.run_directory import held
 from tests.conftest import command_environment, wait_for
 
@@ -273,7 +273,7 @@ def test_a_population_grows_and_shrinks_on_request(num_pairs, tmp_path):
         num_outer_steps=30,
         wandb="off",
     )
-    trainer = make_trainer(config)
+    trainer = config.make_trainer()
     data = trainer.load()
     state, _ = trainer.run(data, trainer.init(data, 0), 7)
     write_config(config)
@@ -291,7 +291,7 @@ def test_a_population_grows_and_shrinks_on_request(num_pairs, tmp_path):
     # Remaining pairs are unchanged and stay spread over the ages of episodes.
     checkpoints = Checkpoints(tmp_path / "checkpoints", print)
     checkpoints.latest = 7
-    trainer = make_trainer(other)
+    trainer = other.make_trainer()
     fresh = trainer.init(trainer.load(), 0)
     resumed = resume(trainer, data, fresh, checkpoints, print)
     checkpoints.close()
@@ -303,7 +303,7 @@ def test_a_population_grows_and_shrinks_on_request(num_pairs, tmp_path):
 
 
 def test_a_checkpoint_of_other_content_is_refused_in_one_sentence(tmp_path):
-    trainer = make_trainer(CONFIGS["quadratic-schedule"])
+    trainer = CONFIGS["quadratic-schedule"].make_trainer()
     state = trainer.init(trainer.load(), 0)
     checkpoints = Checkpoints(tmp_path / "checkpoints", print)
     checkpoints.save_last(state)

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 import lopt
 from benchmarks import fuzz_export
-from lopt.files import export
+from lopt.files import format as file_format
 from lopt.optimizers.mu_transfer import MuTransfer
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from lopt.registry import OPTIMIZERS
@@ -96,7 +96,7 @@ def rewrite(path, change):
         del header["sha256"]
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     change(header, tensors)
-    header["sha256"] = export._checksum(header, tensors)
+    header["sha256"] = file_format._checksum(header, tensors)
     path.write_bytes(safetensors.numpy.save(tensors, {"lopt": json.dumps(header)}))
 
 
@@ -391,5 +391,5 @@ def test_the_state_is_that_of_the_optimizer(saved):
 
 
 def test_a_scalar_theta_can_be_saved(tmp_path):
-    names = [name for name, _ in export._named_leaves(jnp.ones(()))]
+    names = [name for name, _ in file_format._named_leaves(jnp.ones(()))]
     assert names == ["theta"]

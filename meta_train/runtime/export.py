@@ -1,0 +1,105 @@
+"""Export of the learned optimizer of a run, and restoring of its checkpoints."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+import lopt
+from lopt.errors import UserError
+from lopt.files.dataclass_json import to_dict
+from meta_train.config.config import MetaTrainConfig, read_config
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.trainer import Best, OuterState
+from meta_train.runtime.checkpoint import Checkpoints
+
+OPTIMIZER_FILE = "optimizer.safetensors"
+CHECKPOINTS_DIR = "checkpoints"
+
+
+def exportable(config: MetaTrainConfig) -> bool:
+    """Check whether theta belongs to a learned optimizer."""
+    return any(isinstance(system, InnerTraining) for system in config.systems)
+
+
+def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
+    """Export the learned optimizer of `state` as a safetensors file.
+
+    The exported theta is the moving average if there is one. With
+    ``config.select == "best"``, it is the theta with the lowest validation loss, if any
+    validation loss was finite.
+
+    Args:
+        config: Configuration of the run, which must be exportable.
+        state: State to export.
+        path: Output file. Its directory is created if missing.
+
+    Returns:
+        The path of the output file.
+    """
+    inner = [s for s in config.systems if isinstance(s, InnerTraining)]
+    truncation = config.estimator.truncation
+    card = {
+        "tasks": [to_dict(system.task) for system in inner],
+        "task_names": list(config.names),
+        "horizons": [truncation.min_horizon or truncation.horizon, truncation.horizon],
+        "estimator": to_dict(config.estimator),
+        "objective": config.objective,
+        "outer_optimizer": to_dict(config.outer_optimizer),
+        "system_weights": list(config.system_weights) or [1.0] * len(config.systems),
+        "num_outer_steps": int(state.step),
+        "seed": config.seed,
+    }
+    theta, is_best = state.result, config.select == "best"
+    if is_best and isinstance(state.best, Best) and jnp.isfinite(state.best.loss):
+        theta = state.best.theta
+        card |= {
+            "num_outer_steps": int(state.best.step),
+            "validation_tasks": list(config.validation_tasks),
+            "validation_loss": float(state.best.loss),
+        }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        theta = inner[0].optimizer_theta(theta)
+        lopt.save(path, inner[0].optimizer, theta, card)
+    except OSError as error:
+        raise UserError(
+            f"{path} must be writable; it is not ({error.strerror}). Try another --out."
+        ) from error
+    return path
+
+
+def export_run(run_dir: Path, path: Path) -> Path:
+    """Export the latest checkpoint of the run in `run_dir` to `path`."""
+    config = read_config(run_dir)
+    if not exportable(config):
+        raise UserError(
+            f"{run_dir} trained {type(config.systems[0]).__name__}, which is not a "
+            "learned optimizer: there is nothing to export."
+        )
+    return export(config, restore(config), path)
+
+
+def restore(config: MetaTrainConfig) -> OuterState:
+    """Restore the latest checkpoint of a run to a single device, read-only.
+
+    Raises:
+        UserError: If the run has no checkpoint.
+    """
+    run_dir = config.run_dir
+    checkpoints = Checkpoints(run_dir / CHECKPOINTS_DIR, print, read_only=True)
+    try:
+        if checkpoints.latest is None:
+            raise UserError(
+                f"{run_dir} has no checkpoint yet. Run `lopt meta-train` on it first."
+            )
+        trainer = config.make_trainer()
+        # The checkpoint may have been written on a different number of devices.
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        template = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+            trainer.shapes(trainer.load()),
+        )
+        return checkpoints.restore(template)
+    finally:
+        checkpoints.close()

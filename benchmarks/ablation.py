@@ -24,7 +24,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 from typing_extensions import override
 
-from lopt.adapter import Clock
+from lopt.adapter import StepInfo
 from lopt.cli.main import tune_cpu_compiler
 from lopt.optimizers.learned_muon import FEATURES, OUTPUTS, LearnedMuon
 from meta_train.config.preset_configs import CONFIGS
@@ -129,9 +129,9 @@ class WithoutTables(LearnedMuon):
     """`LearnedMuon` that treats embeddings as matrices."""
 
     @override
-    def update_tensors(self, theta: Any, tensors: Any, shared: PyTree, clock: Clock):
+    def update_tensors(self, theta: Any, tensors: Any, shared: PyTree, info: StepInfo):
         tensors = [tensor._replace(name="") for tensor in tensors]
-        return super().update_tensors(theta, tensors, shared, clock)
+        return super().update_tensors(theta, tensors, shared, info)
 
 
 VARIANTS: dict[str, Variant] = {

@@ -22,7 +22,7 @@ from meta_train.core.inner_training import InnerTraining
 from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
-from meta_train.devices import cpu_devices as cores
+from meta_train.devices import cpu_devices
 from meta_train.estimators import PES
 from tasks.supervised.mlp import MLP
 
@@ -38,7 +38,7 @@ def main() -> None:
     task = MLP(options.dataset, batch_size=128, width=128)
     system = InnerTraining(task, PerParameterMLP())
     if options.num_devices is None:
-        cores.share([system], 16)
+        cpu_devices.split_over_cores([system], 16)
     else:
         jax.config.update("jax_num_cpu_devices", options.num_devices)
     for length in options.lengths:

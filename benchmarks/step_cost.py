@@ -23,7 +23,7 @@ import optax
 
 from lopt.base import LearnedOptimizer
 from lopt.cli.main import tune_cpu_compiler
-from lopt.errors import find
+from lopt.errors import lookup
 from lopt.optimizers.adafactor_mlp import AdafactorMLP
 from lopt.optimizers.normalized_mlp import NormalizedMLP
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
@@ -111,7 +111,7 @@ def main() -> None:
     tune_cpu_compiler()
     adam, *_ = prepare(optax.with_extra_args_support(optax.adam(1e-3)), *job)
     for name in options.names:
-        optimizer = find("optimizer", name, OPTIMIZERS)
+        optimizer = lookup("optimizer", name, OPTIMIZERS)
         theta = optimizer.init_theta(jax.random.key(0))
         transformation = optimizer.as_optax(theta, 1_000)
         run, seconds, temporary, state = prepare(transformation, *job)

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from evaluation.baselines.optimizers import (
-    KINDS,
+    BASELINES,
     SCHEDULES,
     Baseline,
     Setting,
@@ -37,7 +37,7 @@ def main() -> None:
     tune_cpu_compiler()
     task = ZOO[sys.argv[1] if len(sys.argv) > 1 else "digits-mlp"].problem
     assert isinstance(task, Family)
-    groups = [_grid(name) for name in KINDS]
+    groups = [_grid(name) for name in BASELINES]
     ways = {
         "all at once": lambda: [x.train_loss for x in train(task, NUM_STEPS, groups)],
         "a loop over runs, each a compiled scan": _by_runs(task, groups),
@@ -106,7 +106,10 @@ def _by_runs(task: Family, groups: list[Runs]):
 
 def _by_steps(task: Family, groups: list[Runs]):
     """Loop over runs and steps in Python, with one compiled step."""
-    problem, data = task.at(task.draw(jax.random.key(0))), task.load("train")
+    problem, data = (
+        task.problem(task.sample_constants(jax.random.key(0))),
+        task.load("train"),
+    )
     init = jax.jit(problem.init_params)
 
     def one(optimizer, data, theta, params, state, key):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lopt
-from evaluation.baselines.optimizers import KINDS
+from evaluation.baselines.optimizers import BASELINES
 from evaluation.report.results import to_json
 from evaluation.scores import score
 from evaluation.suites import (
@@ -21,7 +21,7 @@ from evaluation.training.cache import Cache
 from evaluation.training.cases import Contender, Plan, num_stages, run
 from lopt.base import LearnedOptimizer
 from lopt.cache_directory import cache_folder
-from lopt.errors import UserError, find
+from lopt.errors import UserError, lookup
 from meta_train.core.trainer import initial_theta
 
 
@@ -33,7 +33,7 @@ def evaluate(
     num_tuning_seeds: int = 3,
     max_steps: int | None = None,
     seed: int = 0,
-    baselines: Sequence[str] = tuple(KINDS),
+    baselines: Sequence[str] = tuple(BASELINES),
     tune: Sequence[str] = (),
     ablate: Sequence[str] = (),
     training_tasks: bool = False,
@@ -54,7 +54,7 @@ def evaluate(
         max_steps: Maximum number of steps of a run, for all optimizers; unlimited by
             default.
         seed: Seed from which the keys of all runs are derived.
-        baselines: Names in `KINDS`. Adam, the reference, is always included.
+        baselines: Names in `BASELINES`. Adam, the reference, is always included.
         tune: Names of contenders with a learning rate, which is tuned over the same
             kind of grid and the same schedules as for the baselines.
         ablate: Names in `ABLATIONS`. "untrained" adds each learned optimizer at its
@@ -85,13 +85,13 @@ def evaluate(
             "runs."
         )
     named = suite if isinstance(suite, str) else "of one's own"
-    cases = find("suite", suite, SUITES) if isinstance(suite, str) else tuple(suite)
+    cases = lookup("suite", suite, SUITES) if isinstance(suite, str) else tuple(suite)
     cards = {
         name: lopt.read_card(contender) if isinstance(contender, str | Path) else {}
         for name, contender in contenders.items()
     }
     for kind in ablate:
-        added = find("ablation", kind, ABLATIONS)(contenders, cards)
+        added = lookup("ablation", kind, ABLATIONS)(contenders, cards)
         contenders = {**contenders, **added}
         cards |= {name: {"ablation": kind} for name in added}
     if training_tasks:

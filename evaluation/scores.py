@@ -13,14 +13,20 @@ import numpy as np
 from evaluation import statistics
 from evaluation.baselines.grid_search import METRICS
 from evaluation.baselines.optimizers import (
-    KINDS,
+    BASELINES,
     NUM_RATES,
     RATES_PER_DECADE,
     SCHEDULES,
 )
 from evaluation.statistics import Interval
 from evaluation.suites import TRAINED
-from evaluation.training.cases import LONGER, REFERENCE, CaseRuns, Method, Plan
+from evaluation.training.cases import (
+    REFERENCE,
+    REFERENCE_EXTENSION,
+    CaseRuns,
+    Method,
+    Plan,
+)
 
 SCHEMA = 4
 _TARGET = 0.75  # Fraction of the reference's run that defines the target loss.
@@ -79,7 +85,7 @@ def score(
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
             **plan._asdict(),
             "reference": REFERENCE,
-            "longer": LONGER,
+            "longer": REFERENCE_EXTENSION,
             "learning_rates": f"{NUM_RATES}, {RATES_PER_DECADE} to a decade, and more "
             "until the best is inside",
             "schedules": list(SCHEDULES),
@@ -255,7 +261,7 @@ def _overall(
         each = [case["methods"][name] for case in cases]
         ups = [x["speed_up"].value for x in each]
         methods[name] = {
-            "is_baseline": name in KINDS,
+            "is_baseline": name in BASELINES,
             "interquartile_mean": statistics.pooled_interquartile_mean(pooled[name]),
             "probability_of_improvement": statistics.probability_of_improvement(
                 finals[name], finals[REFERENCE]
@@ -285,7 +291,7 @@ def _summary(
         {n: _values(m)["final_loss"].mean() for n, m in runs.methods.items()}
         for runs in found
     ]
-    baselines = [[x for n, x in each.items() if n in KINDS] for each in means]
+    baselines = [[x for n, x in each.items() if n in BASELINES] for each in means]
     values = [ratio.value for ratio in ratios]
     finite = all(math.isfinite(x) and x > 0 for x in values)
     return {

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 from lopt.files.dataclass_json import from_dict
 from tasks import datasets
-from tasks.base import Family, Searchable
+from tasks.base import Family, ParameterizedFamily
 from tasks.supervised.autoencoder import Autoencoder
 from tasks.supervised.mlp import MLP
-from tasks.zoo import KINDS, ZOO, check_prepared, unique_names
+from tasks.zoo import TASK_CLASSES, ZOO, check_prepared, unique_names
 
 TRAINED = "trained on"
 
@@ -118,11 +118,11 @@ def _trained_on(cards: Sequence[Mapping[str, Any]]) -> list[_Trained]:
     for card in cards:
         for described in card.get("tasks", ()):
             try:
-                task = from_dict(described, KINDS)
+                task = from_dict(described, TASK_CLASSES)
                 horizons = [int(x) for x in card["horizons"]]
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue  # A handwritten card, or a task defined in user code.
-            if isinstance(task, Family) and not isinstance(task, Searchable):
+            if isinstance(task, Family) and not isinstance(task, ParameterizedFamily):
                 found.append(_Trained(task, min(horizons), max(horizons)))
     return found
 

@@ -17,7 +17,7 @@ import optax
 from typing_extensions import override
 
 import lopt
-from lopt.adapter import Clock, PerTensorOptimizer, Tensor
+from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 from lopt.registry import OPTIMIZERS
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.outer_optimizer import OuterAdam
@@ -49,9 +49,9 @@ class SignMix(PerTensorOptimizer):
         return jnp.zeros_like(param, dtype=jnp.float32)
 
     @override
-    def update_tensor(self, theta, tensor: Tensor, clock: Clock):
+    def update_tensor(self, theta, tensor: LeafInputs, info: StepInfo):
         momentum = self.decay * tensor.state + (1 - self.decay) * tensor.grad
-        rate, sign_rate = jnp.exp(theta) * (1 - clock.progress)
+        rate, sign_rate = jnp.exp(theta) * (1 - info.progress)
         return -rate * momentum - sign_rate * jnp.sign(momentum), momentum
 
 

@@ -17,7 +17,7 @@ from lopt.errors import UserError
 TensorState: TypeAlias = PyTree[Array]
 
 
-class Clock(NamedTuple):
+class StepInfo(NamedTuple):
     """Step index, horizon and loss of one update.
 
     Attributes:
@@ -41,7 +41,7 @@ class Clock(NamedTuple):
         return self.step.astype(jnp.float32) / self.num_steps
 
 
-class Tensor(NamedTuple):
+class LeafInputs(NamedTuple):
     """Inputs of an update rule for one parameter tensor.
 
     Arrays have rank one or more: scalars are reshaped to length one.
@@ -50,7 +50,7 @@ class Tensor(NamedTuple):
         grad: Gradient, in float32.
         param: Parameter, in float32; `None` if `update` was called without parameters.
         state: State from `init_tensor` or from the previous update.
-        place: Index among the tensors of the parameters, in the order of flattening.
+        leaf_index: Index among the tensors of the parameters, in flattening order.
             Tensors without a gradient are counted if `update` received the parameters.
         name: Last key of the leaf's path, in lower case, such as ``kernel``.
     """
@@ -58,7 +58,7 @@ class Tensor(NamedTuple):
     grad: Float[Array, "..."]
     param: Any
     state: TensorState
-    place: int
+    leaf_index: int
     name: str = ""
 
 
@@ -103,7 +103,11 @@ class TensorOptimizer(LearnedOptimizer):
 
     @abstractmethod
     def update_tensors(
-        self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
+        self,
+        theta: Theta,
+        tensors: Sequence[LeafInputs],
+        shared: PyTree,
+        info: StepInfo,
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
         """Compute one update of all tensors.
 
@@ -111,7 +115,7 @@ class TensorOptimizer(LearnedOptimizer):
             theta: Outer parameters.
             tensors: Tensors that have a gradient and at least one element.
             shared: State shared by all tensors.
-            clock: Step index, horizon and loss.
+            info: Step index, horizon and loss.
 
         Returns:
             Per-tensor update and new state, in the order of `tensors`, and the new
@@ -145,7 +149,7 @@ class TensorOptimizer(LearnedOptimizer):
             _check_floating("gradients", updates)
             # Flax restores checkpoints as NumPy arrays.
             state = jax.tree.map(jnp.asarray, state)
-            clock = _clock(state.count, num_steps, value)
+            info = _step_info(state.count, num_steps, value)
             leaves, treedef = _flatten(updates)
             values = _align(treedef, params) if params is not None else leaves
             _check_alike(leaves, values)
@@ -158,7 +162,7 @@ class TensorOptimizer(LearnedOptimizer):
             names = _names(updates)
             places = list(itertools.accumulate(leaf is not None for leaf in values))
             tensors = [
-                Tensor(
+                LeafInputs(
                     _vector(leaves[i]).astype(jnp.float32),
                     None if params is None else _vector(values[i]).astype(jnp.float32),
                     jax.tree.unflatten(structure, states[i]),
@@ -168,7 +172,7 @@ class TensorOptimizer(LearnedOptimizer):
                 for i in live
             ]
             update_tensors = _automatic(self.update_tensors, tensors, state.shared)
-            results, shared = update_tensors(theta, tensors, state.shared, clock)
+            results, shared = update_tensors(theta, tensors, state.shared, info)
             for i, (step, tensor_state) in zip(live, results, strict=True):
                 like = jnp.asarray(leaves[i])
                 leaves[i] = step.reshape(like.shape).astype(like.dtype)
@@ -242,7 +246,7 @@ class PerTensorOptimizer(TensorOptimizer):
 
     @abstractmethod
     def update_tensor(
-        self, theta: Theta, tensor: Tensor, clock: Clock
+        self, theta: Theta, tensor: LeafInputs, info: StepInfo
     ) -> tuple[Array, TensorState]:
         """Compute the additive update of one tensor and its new state."""
 
@@ -252,13 +256,17 @@ class PerTensorOptimizer(TensorOptimizer):
 
     @override
     def update_tensors(
-        self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
+        self,
+        theta: Theta,
+        tensors: Sequence[LeafInputs],
+        shared: PyTree,
+        info: StepInfo,
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
-        return [self.update_tensor(theta, tensor, clock) for tensor in tensors], ()
+        return [self.update_tensor(theta, tensor, info) for tensor in tensors], ()
 
 
 def group(
-    tensors: Sequence[Tensor], key: Callable[[Tensor], Any]
+    tensors: Sequence[LeafInputs], key: Callable[[LeafInputs], Any]
 ) -> dict[Any, list[int]]:
     """Group the indices of `tensors` by `key`, in order of first occurrence."""
     groups: dict[Any, list[int]] = {}
@@ -279,7 +287,7 @@ def unstack(tree: Any) -> list[Any]:
     return [structure.unflatten(part) for part in each]
 
 
-def _automatic(update_tensors: Any, tensors: Sequence[Tensor], shared: Any) -> Any:
+def _automatic(update_tensors: Any, tensors: Sequence[LeafInputs], shared: Any) -> Any:
     """Run `update_tensors` with automatic axes on meshes with explicit axes.
 
     Update rules reshape and stack tensors freely, which explicit sharding rejects.
@@ -297,29 +305,29 @@ def _automatic(update_tensors: Any, tensors: Sequence[Tensor], shared: Any) -> A
         jax.tree.map(spec, shared),
     )
     # `auto_axes` maps arrays only, so static fields bypass it.
-    static = [(t.place, t.name) for t in tensors]
+    static = [(t.leaf_index, t.name) for t in tensors]
 
-    def on_arrays(theta, arrays, shared, clock):
+    def on_arrays(theta, arrays, shared, info):
         rebuilt = [
-            Tensor(grad, param, state, place, name)
+            LeafInputs(grad, param, state, place, name)
             for (grad, param, state), (place, name) in zip(arrays, static, strict=True)
         ]
-        return update_tensors(theta, rebuilt, shared, clock)
+        return update_tensors(theta, rebuilt, shared, info)
 
     automatic = jax.sharding.auto_axes(on_arrays, out_sharding=out)
 
-    def on_tensors(theta, tensors, shared, clock):
+    def on_tensors(theta, tensors, shared, info):
         arrays = [(t.grad, t.param, t.state) for t in tensors]
-        return cast(Any, automatic)(theta, arrays, shared, clock)
+        return cast(Any, automatic)(theta, arrays, shared, info)
 
     return on_tensors
 
 
-def _clock(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> Clock:
+def _step_info(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> StepInfo:
     total = jnp.maximum(jnp.asarray(num_steps, jnp.float32), 1.0)
     last = jnp.asarray(total, jnp.int32) - 1
     loss = None if value is None else jnp.asarray(value, jnp.float32)
-    return Clock(jnp.minimum(count, last), count, total, loss)
+    return StepInfo(jnp.minimum(count, last), count, total, loss)
 
 
 def _check_floating(what: str, tree: Any) -> None:

@@ -21,7 +21,7 @@ def is_for_user(error: BaseException) -> bool:
     return getattr(error, "is_for_user", False)
 
 
-def find(kind: str, name: str, known: Mapping[str, Value]) -> Value:
+def lookup(kind: str, name: str, known: Mapping[str, Value]) -> Value:
     """Look up ``known[name]``.
 
     Args:

@@ -51,11 +51,11 @@ class Family(ABC):
         """Load the arrays that batches are drawn from, or ``()`` if there are none."""
 
     @abstractmethod
-    def draw(self, key: PRNGKeyArray) -> Constants:
+    def sample_constants(self, key: PRNGKeyArray) -> Constants:
         """Draw the constants of one problem."""
 
     @abstractmethod
-    def at(self, constants: Constants) -> Problem:
+    def problem(self, constants: Constants) -> Problem:
         """Build the problem with the given constants."""
 
 
@@ -75,15 +75,15 @@ class Task(Family):
         """Compute the scalar training loss on one batch."""
 
     @override
-    def draw(self, key: PRNGKeyArray) -> Constants:
+    def sample_constants(self, key: PRNGKeyArray) -> Constants:
         return ()
 
     @override
-    def at(self, constants: Constants) -> Problem:
+    def problem(self, constants: Constants) -> Problem:
         return Problem(self.init_params, self.sample_batch, self.loss, self.loss)
 
 
-class Searchable(Family):
+class ParameterizedFamily(Family):
     """Family with its own outer parameters, meta-trained with the optimizer's."""
 
     @abstractmethod

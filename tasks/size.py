@@ -41,11 +41,13 @@ def size(family: Family) -> Size:
     )
 
     def start(data, key):
-        problem = family.at(family.draw(key))
+        problem = family.problem(family.sample_constants(key))
         return problem.init_params(key), problem.sample_batch(data, key)
 
     def gradient(params, batch, key):
-        return jax.value_and_grad(family.at(family.draw(key)).loss)(params, batch)
+        return jax.value_and_grad(family.problem(family.sample_constants(key)).loss)(
+            params, batch
+        )
 
     key = jax.random.key(0)
     params, batch = jax.eval_shape(start, data, key)

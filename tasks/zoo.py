@@ -270,7 +270,7 @@ AUGMENTATIONS: dict[str, type[Augmentation]] = {
     "class-subset": ClassSubset,
 }
 
-KINDS: dict[str, type] = {
+TASK_CLASSES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         *(type(entry.problem) for entry in ZOO.values()),

@@ -19,7 +19,7 @@ from evaluation.baselines.optimizers import (
 )
 from evaluation.statistics import final_losses, mean_losses
 from evaluation.suites import Case
-from evaluation.training.batched import Curves, Runs, choose
+from evaluation.training.batched import Curves, Runs, select_keys
 from evaluation.training.cache import Cache
 
 Metric: TypeAlias = Literal["mean", "final"]
@@ -134,7 +134,7 @@ def _grid(candidate: Candidate, rates: np.ndarray, keys: Key[Array, " seeds"]) -
         spread(rates, 0).astype(np.float32),
         spread(np.arange(len(SCHEDULES)), 1).astype(np.float32),
     )
-    every = choose(keys, spread(np.arange(len(keys)), 2))
+    every = select_keys(keys, spread(np.arange(len(keys)), 2))
     return Runs(candidate.optimizer, candidate.with_settings(settings), every)
 
 

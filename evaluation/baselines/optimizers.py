@@ -13,7 +13,7 @@ from optax import contrib
 from typing_extensions import override
 
 from lopt.base import LearnedOptimizer, NumSteps, Theta
-from lopt.errors import UserError, find
+from lopt.errors import UserError, lookup
 
 RATES_PER_DECADE, NUM_RATES = 3, 10
 SCHEDULES = ("constant", "cosine")
@@ -47,7 +47,7 @@ class Kind(NamedTuple):
     is_pointwise: bool = True
 
 
-KINDS: dict[str, Kind] = {
+BASELINES: dict[str, Kind] = {
     "sgd": Kind(optax.sgd, -2.0),
     "momentum": Kind(lambda rate: optax.sgd(rate, momentum=0.9), -3.0),
     "adam": Kind(optax.adam, -4.0),
@@ -67,26 +67,26 @@ class Baseline(LearnedOptimizer):
     """
 
     name: str = "adam"
-    """Key in `KINDS`."""
+    """Key in `BASELINES`."""
 
     def __post_init__(self):
-        find("baseline", self.name, KINDS)
+        lookup("baseline", self.name, BASELINES)
 
     @property
     def is_pointwise(self) -> bool:
         """Whether flattening the parameters to one vector leaves updates unchanged."""
-        return KINDS[self.name].is_pointwise
+        return BASELINES[self.name].is_pointwise
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Setting:
-        return setting(10.0 ** (KINDS[self.name].lowest + 1))
+        return setting(10.0 ** (BASELINES[self.name].lowest + 1))
 
     @override
     def as_optax(
         self, theta: Setting, num_steps: NumSteps
     ) -> optax.GradientTransformationExtraArgs:
         schedule = _schedule(theta, num_steps)
-        return optax.with_extra_args_support(KINDS[self.name].make(schedule))
+        return optax.with_extra_args_support(BASELINES[self.name].make(schedule))
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Candidate(NamedTuple):
 
 def candidate(name: str) -> Candidate:
     """Make a candidate from the baseline `name`."""
-    return Candidate(name, Baseline(name), (), KINDS[name].lowest)
+    return Candidate(name, Baseline(name), (), BASELINES[name].lowest)
 
 
 def tunable(name: str, optimizer: LearnedOptimizer, theta: Theta) -> Candidate:

@@ -51,19 +51,19 @@ def evaluate(arguments: Sequence[str]) -> int:
     )
     import lopt
     from evaluation import evaluate
-    from evaluation.baselines.optimizers import KINDS
+    from evaluation.baselines.optimizers import BASELINES
     from evaluation.cli.summary import print_summary
     from evaluation.report.write import write_report
     from evaluation.suites import SUITES
     from evaluation.training.cache import Cache
     from lopt.cache_directory import cache_folder
-    from lopt.errors import UserError, find
+    from lopt.errors import UserError, lookup
     from lopt.pretrained import list_pretrained, resolve
     from meta_train.config.config import read_config
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
 
-    find("suite", options.suite, SUITES)
+    lookup("suite", options.suite, SUITES)
     if not options.sources:
         raise UserError(
             "`lopt evaluate` must be given a run directory or an exported file; got "
@@ -89,7 +89,7 @@ def evaluate(arguments: Sequence[str]) -> int:
                 num_tuning_seeds=options.num_tuning_seeds,
                 max_steps=options.max_steps,
                 seed=options.seed,
-                baselines=options.baselines or tuple(KINDS),
+                baselines=options.baselines or tuple(BASELINES),
                 tune=options.tune,
                 ablate=options.ablate,
                 training_tasks=options.training_tasks,

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from lopt.errors import UserError, find
+from lopt.errors import UserError, lookup
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _show(options: _Tasks) -> int:
     from tasks.zoo import ZOO
 
     name = options.name or ""
-    entry = find("task", name, ZOO)
+    entry = lookup("task", name, ZOO)
     if not isinstance(entry.problem, Family):
         raise UserError(
             f"`lopt tasks NAME` must be given a task that SGD can train; {name} is a "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from lopt.errors import UserError, find
+from lopt.errors import UserError, lookup
 from meta_train.cli.preset import parse_preset
 
 SCHEMA = 1
@@ -50,7 +50,7 @@ def tune(arguments: Sequence[str]) -> int:
         "Search for the theta of a preset by its losses alone, and by meta-training, "
         "at equal numbers of inner steps. The extra `tuners` brings Optuna.",
     )
-    from evaluation.tuners.slots import Problem
+    from evaluation.tuners.episodes import OuterProblem
     from evaluation.tuners.tuners import TUNERS, MetaTraining
     from meta_train.config.preset_configs import CONFIGS
     from meta_train.runtime.progress import ProgressReport
@@ -62,13 +62,13 @@ def tune(arguments: Sequence[str]) -> int:
             f"`lopt tune` must be given a preset with one system; {name} has "
             f"{len(config.systems)}. Try quadratic-schedule."
         )
-    tuners = {n: find("tuner", n, TUNERS) for n in options.tuners or TUNERS}
+    tuners = {n: lookup("tuner", n, TUNERS) for n in options.tuners or TUNERS}
     estimator = type(config.estimator).__name__
     trainer = config.make_trainer()
     searched = {**tuners, estimator: MetaTraining(trainer)}
     out = options.out or Path("runs/tune") / name
     check_writable(out, flag="--out")
-    problem = Problem(trainer.systems[0], config.horizon, radius=options.radius)
+    problem = OuterProblem(trainer.systems[0], config.horizon, radius=options.radius)
     found: dict[str, list[dict[str, Any]]] = {n: [] for n in searched}
     total = len(searched) * options.num_repeats
     with ProgressReport("tuning", total) as progress:

@@ -70,7 +70,7 @@ def draw(results: Results, directory: Path) -> list[Drawn]:
             _draw_sensitivity(results),
         ),
         "cost": (
-            "Cost",
+            "StepCost",
             "Milliseconds of a step on the first task, gradient included, and bytes of "
             "optimizer state for each parameter.",
             _draw_cost(results),

@@ -128,7 +128,7 @@ def _train_together(
     return jax.tree.map(join, *stretches)
 
 
-def choose(keys: Key[Array, " n"], rows: np.ndarray) -> Key[Array, " m"]:
+def select_keys(keys: Key[Array, " n"], rows: np.ndarray) -> Key[Array, " m"]:
     """Index an array of keys on the host, which compiles nothing."""
     data = np.asarray(jax.random.key_data(keys))[rows]
     return jax.random.wrap_key_data(jnp.asarray(data), impl=jax.random.key_impl(keys))
@@ -136,7 +136,7 @@ def choose(keys: Key[Array, " n"], rows: np.ndarray) -> Key[Array, " m"]:
 
 def _rows(runs: Runs, rows: np.ndarray) -> Runs:
     thetas = jax.tree.map(lambda x: np.asarray(x)[rows], runs.thetas)
-    return Runs(runs.optimizer, thetas, choose(runs.keys, rows))
+    return Runs(runs.optimizer, thetas, select_keys(runs.keys, rows))
 
 
 def stretch_length(num_steps: int) -> int:
@@ -339,7 +339,7 @@ def _read(unravel: Unravel, state: InnerTrainingState) -> InnerTrainingState:
 
 def _measure(task: Family, data: Data, state: InnerTrainingState) -> tuple[Loss, Loss]:
     """Compute mean loss and error rate on a few batches of the test set."""
-    problem = task.at(state.constants)
+    problem = task.problem(state.constants)
 
     def one(key):
         batch = problem.sample_batch(data, key)

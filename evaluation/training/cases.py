@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Key
 import lopt
 from evaluation.baselines.grid_search import METRICS, Metric, Tuned, tune
 from evaluation.baselines.optimizers import (
-    KINDS,
+    BASELINES,
     Baseline,
     Fixed,
     Setting,
@@ -24,15 +24,15 @@ from evaluation.baselines.optimizers import (
     tunable,
 )
 from evaluation.suites import Case
-from evaluation.training.batched import Curves, Runs, choose
+from evaluation.training.batched import Curves, Runs, select_keys
 from evaluation.training.cache import Cache, name_of
-from evaluation.training.costs import Cost, Timer, prepare_gradient, prepare_update
+from evaluation.training.costs import StepCost, Timer, prepare_gradient, prepare_update
 from lopt.base import LearnedOptimizer, Theta
-from lopt.errors import UserError, find
+from lopt.errors import UserError, lookup
 from tasks.size import size
 
 REFERENCE = "adam"
-LONGER = 3
+REFERENCE_EXTENSION = 3
 """Factor by which runs of the reference are extended, to measure speed-ups.
 
 A speed-up is thus at most this factor.
@@ -55,14 +55,14 @@ class Plan(NamedTuple):
         num_seeds: Evaluation seeds for each optimizer and task.
         num_tuning_seeds: Separate seeds for tuning.
         seed: Seed from which the keys of all runs are derived.
-        baselines: Names in `KINDS`; the reference is always included.
+        baselines: Names in `BASELINES`; the reference is always included.
         tuned: Names of contenders that are tuned like the baselines.
     """
 
     num_seeds: int = 20
     num_tuning_seeds: int = 3
     seed: int = 0
-    baselines: tuple[str, ...] = tuple(KINDS)
+    baselines: tuple[str, ...] = tuple(BASELINES)
     tuned: tuple[str, ...] = ()
 
     def keys(self) -> Key[Array, " seeds"]:
@@ -88,12 +88,12 @@ class Method(NamedTuple):
             optimizer has the same runs for all metrics.
         settings: Best learning rate and schedule for each metric; empty if the
             optimizer is not tuned.
-        cost: Cost of an update; `None` if it was not measured.
+        cost: StepCost of an update; `None` if it was not measured.
     """
 
     curves: dict[Metric, Curves]
     settings: dict[Metric, tuple[float, str]]
-    cost: Cost | None = None
+    cost: StepCost | None = None
 
 
 class CaseRuns(NamedTuple):
@@ -104,15 +104,15 @@ class CaseRuns(NamedTuple):
         methods: Results of the contenders and baselines, by name.
         tuned: Tuning results of the baselines and tuned contenders, reference first.
         longer: Training losses of the reference at constant learning rates near the
-            best one, for `LONGER` times the number of steps.
-        gradient: Cost of sampling a batch and computing its gradient.
+            best one, for `REFERENCE_EXTENSION` times the number of steps.
+        gradient: StepCost of sampling a batch and computing its gradient.
     """
 
     case: Case
     methods: dict[str, Method]
     tuned: list[Tuned]
     longer: Float[np.ndarray, "rates seeds longer"]
-    gradient: Cost | None = None
+    gradient: StepCost | None = None
 
 
 def num_stages(num_cases: int, num_contenders: int) -> int:
@@ -146,15 +146,15 @@ def run(
             to be tuned without having a learning rate; or if a name is unknown.
     """
     for name in plan.baselines:
-        find("baseline", name, KINDS)
-    if taken := sorted(set(contenders) & set(KINDS)):
+        lookup("baseline", name, BASELINES)
+    if taken := sorted(set(contenders) & set(BASELINES)):
         raise UserError(
             "optimizers must not have the name of a baseline; got "
             f"{', '.join(taken)}. Try my-{taken[0]}."
         )
     bound = {name: bind(contender) for name, contender in contenders.items()}
     for name in plan.tuned:  # Validate before anything is trained.
-        tunable(name, *find("optimizer", name, bound)(1))
+        tunable(name, *lookup("optimizer", name, bound)(1))
     stop = threading.Event()
 
     def one(case: Case) -> CaseRuns:
@@ -250,8 +250,10 @@ def _run_case(
         done(name)
     done("baselines")
     rates = tuned[0].constant_rates("final")
-    (curves,) = cache.train(task, LONGER * num_steps, [_longer(rates, keys)])
-    losses = curves.train_loss.reshape(len(rates), -1, LONGER * num_steps)
+    (curves,) = cache.train(
+        task, REFERENCE_EXTENSION * num_steps, [_longer(rates, keys)]
+    )
+    losses = curves.train_loss.reshape(len(rates), -1, REFERENCE_EXTENSION * num_steps)
     done(f"{REFERENCE} for longer")
     ordered = {name: methods[name] for name in (*bound, *names)}
     return CaseRuns(case, ordered, tuned, losses)
@@ -282,7 +284,7 @@ def _longer(rates: np.ndarray, keys: Key[Array, " n"]) -> Runs:
 
 
 def _repeated(keys: Key[Array, " n"], num: int) -> Key[Array, " all"]:
-    return choose(keys, np.tile(np.arange(len(keys)), num))
+    return select_keys(keys, np.tile(np.arange(len(keys)), num))
 
 
 def _with_costs(
@@ -341,14 +343,16 @@ def _with_costs(
 
 def _measure(
     requests: Mapping[Any, Callable[[], Timer]], cache: Cache, pool: ThreadPoolExecutor
-) -> dict[Any, Cost]:
+) -> dict[Any, StepCost]:
     def named(name):
         return name if isinstance(name, str) else None
 
-    kept = {name: cache.get(named(name), Cost) for name in requests}
+    kept = {name: cache.get(named(name), StepCost) for name in requests}
     missing = [name for name, cost in kept.items() if cost is None]
     timers = list(pool.map(lambda name: requests[name](), missing))
-    costs = {n: Cost(*map(float, cost)) for n, cost in kept.items() if cost is not None}
+    costs = {
+        n: StepCost(*map(float, cost)) for n, cost in kept.items() if cost is not None
+    }
     # Measure sequentially: concurrent work would distort the timings.
     for name, timer in zip(missing, timers, strict=True):
         costs[name] = timer()

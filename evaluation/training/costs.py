@@ -1,4 +1,4 @@
-"""Cost of a step: latency, and bytes of optimizer state per parameter."""
+"""StepCost of a step: latency, and bytes of optimizer state per parameter."""
 
 import statistics
 import time
@@ -19,8 +19,8 @@ _STEPS_AT_ONCE = 10
 _SECONDS = 0.15  # Minimum duration of a measurement.
 
 
-class Cost(NamedTuple):
-    """Cost of one step.
+class StepCost(NamedTuple):
+    """StepCost of one step.
 
     Attributes:
         ms: Latency in milliseconds.
@@ -31,7 +31,7 @@ class Cost(NamedTuple):
     bytes_per_parameter: float
 
 
-Timer: TypeAlias = Callable[[], Cost]
+Timer: TypeAlias = Callable[[], StepCost]
 """Measures a compiled program. Nothing else should run at the same time."""
 
 
@@ -72,7 +72,7 @@ def prepare_update(shapes: Any, optimizer: LearnedOptimizer, theta: Theta) -> Ti
     arguments = (theta, params, state)
     compiled = jax.jit(update).lower(*arguments).compile()
     each = num_bytes / sum(x.size for x in jax.tree.leaves(params))
-    return lambda: Cost(_time(compiled, *arguments), each)
+    return lambda: StepCost(_time(compiled, *arguments), each)
 
 
 def prepare_gradient(task: Family, shapes: Any) -> Timer:
@@ -88,7 +88,7 @@ def prepare_gradient(task: Family, shapes: Any) -> Timer:
     system = InnerTraining(task, Fixed(optax.identity()))
     data, key = Splits(task.load("train"), ()), jax.random.key(0)
     state = InnerTrainingState(
-        _filled(shapes, 0.1), (), jnp.int32(1_000), task.draw(key)
+        _filled(shapes, 0.1), (), jnp.int32(1_000), task.sample_constants(key)
     )
 
     def gradients(data, state, key):
@@ -102,7 +102,7 @@ def prepare_gradient(task: Family, shapes: Any) -> Timer:
 
     arguments = (data, state, key)
     compiled = jax.jit(gradients).lower(*arguments).compile()
-    return lambda: Cost(_time(compiled, *arguments), 0.0)
+    return lambda: StepCost(_time(compiled, *arguments), 0.0)
 
 
 def _filled(shapes: Any, value: float) -> Any:

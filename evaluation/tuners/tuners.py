@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from typing_extensions import override
 
-from evaluation.tuners.slots import Problem, Slots
+from evaluation.tuners.episodes import EpisodeBatch, OuterProblem
 from lopt.errors import UserError
 from meta_train.core.trainer import Trainer
 from tasks.base import Data, Theta
@@ -38,7 +38,7 @@ class Tuner(ABC):
 
     @abstractmethod
     def search(
-        self, problem: Problem, data: Data, budget: int, seed: int
+        self, problem: OuterProblem, data: Data, budget: int, seed: int
     ) -> Iterator[Found]:
         """Search until the budget is spent, and yield the best `theta` so far.
 
@@ -67,10 +67,10 @@ class OptunaTuner(Tuner):
 
     @override
     def search(
-        self, problem: Problem, data: Data, budget: int, seed: int
+        self, problem: OuterProblem, data: Data, budget: int, seed: int
     ) -> Iterator[Found]:
         study = self._study(problem, seed)
-        slots = Slots(problem, data, self.num_slots, seed)
+        slots = EpisodeBatch(problem, data, self.num_slots, seed)
         center, radius = np.asarray(slots.center), problem.radius
         optuna = _optuna()
         box = {
@@ -111,7 +111,7 @@ class OptunaTuner(Tuner):
             if over.any():
                 slots.restart(over)
 
-    def _study(self, problem: Problem, seed: int) -> Any:
+    def _study(self, problem: OuterProblem, seed: int) -> Any:
         optuna = _optuna()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         samplers = {
@@ -180,10 +180,10 @@ class PopulationBasedTraining(Tuner):
 
     @override
     def search(
-        self, problem: Problem, data: Data, budget: int, seed: int
+        self, problem: OuterProblem, data: Data, budget: int, seed: int
     ) -> Iterator[Found]:
         generator = np.random.default_rng(seed)
-        slots = Slots(problem, data, self.num_slots, seed)
+        slots = EpisodeBatch(problem, data, self.num_slots, seed)
         spread = generator.uniform(-1, 1, slots.thetas.shape) * problem.radius
         slots.thetas = (slots.thetas + spread).astype(slots.thetas.dtype)
         slots.restart(np.ones(slots.num, bool))
@@ -216,7 +216,7 @@ class MetaTraining(Tuner):
 
     @override
     def search(
-        self, problem: Problem, data: Data, budget: int, seed: int
+        self, problem: OuterProblem, data: Data, budget: int, seed: int
     ) -> Iterator[Found]:
         each = self.trainer.estimator.num_inner_steps
         trainer = replace(self.trainer, num_outer_steps=max(1, budget // each))

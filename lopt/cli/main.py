@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lopt.cache_directory import cache_folder
-from lopt.errors import UserError, find, is_for_user
+from lopt.errors import UserError, is_for_user, lookup
 
 COMMANDS = {
     "meta-train": (
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = arguments
     try:
         rest = _take_data_dir(rest)
-        target, _ = find("command", name, COMMANDS)
+        target, _ = lookup("command", name, COMMANDS)
         tune_cpu_compiler()
         _keep_programs()
         module, function = target.split(":")

@@ -24,7 +24,7 @@ from lopt.optimizers.features import (
     update_factored,
     zeros_like,
 )
-from lopt.optimizers.network import fold, step
+from lopt.optimizers.network import fold_normalization, step
 
 NUM_FEATURES, NUM_EXTENDED, _NUM_SMALL = 28, 30, 12
 MOMENTUM = 2
@@ -129,7 +129,9 @@ def apply_network(
     features = _extended if extended else _plain
     squares = mean_squares(features, large)
     means = jnp.stack([mean_square(x) for x in small])
-    layers = fold(theta, _in_order(squares, means, jnp.concatenate), constants)
+    layers = fold_normalization(
+        theta, _in_order(squares, means, jnp.concatenate), constants
+    )
     function = _extended_step if extended else _plain_step
     weights = (layers, jnp.asarray(scale, jnp.float32))
     return elementwise(function, [*large, *small], weights)

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 from typing_extensions import override
 
-from lopt.adapter import Clock, PerTensorOptimizer, Tensor
+from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
     MOMENTUM,
@@ -47,7 +47,7 @@ class AdafactorMLP(PerTensorOptimizer):
             for name, decays in Decays()._asdict().items()
         }
         return {
-            "network": init_layers(sizes, key, follow=MOMENTUM),
+            "network": init_layers(sizes, key, copied_input=MOMENTUM),
             "decays": offsets,
         }
 
@@ -56,7 +56,7 @@ class AdafactorMLP(PerTensorOptimizer):
         return init_accumulators(param)
 
     @override
-    def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
+    def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         grad, param, accumulators, *_ = tensor
         decays = Decays(
             *(
@@ -65,7 +65,7 @@ class AdafactorMLP(PerTensorOptimizer):
             )
         )
         accumulators = update_accumulators(accumulators, grad, decays)
-        time = time_features(clock.step)
+        time = time_features(info.step)
         step = apply_network(
             *(theta["network"], grad, param, accumulators, time),
             extended=False,

@@ -12,7 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from typing_extensions import override
 
-from lopt.adapter import Clock, Tensor, TensorOptimizer, TensorState
+from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer, TensorState
 from lopt.base import Theta
 from lopt.errors import UserError
 from lopt.optimizers.features import zeros_like
@@ -92,7 +92,11 @@ class _Classical(TensorOptimizer):
 
     @override
     def update_tensors(
-        self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
+        self,
+        theta: Theta,
+        tensors: Sequence[LeafInputs],
+        shared: PyTree,
+        info: StepInfo,
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
         missing = self.num_blocks > len(tensors)
         if missing and any(tensor.param is None for tensor in tensors):
@@ -107,7 +111,7 @@ class _Classical(TensorOptimizer):
             if self.l2:
                 grad = grad + jnp.exp(own["log_l2"]) * cast(Array, param)
             direction, state = self._direction(own, grad, state)
-            rate = learning_rate(self.schedule, own, clock.progress)
+            rate = learning_rate(self.schedule, own, info.progress)
             results.append((-rate * direction, state))
         return results, ()
 
@@ -149,7 +153,7 @@ class AdamState(NamedTuple):
 
     Attributes:
         num_updates: Number of updates of this tensor, for bias correction. Unlike
-            `Clock.step`, it is not clamped at the horizon.
+            `StepInfo.step`, it is not clamped at the horizon.
         first: Moving average of the gradients.
         second: Moving average of the squared gradients.
     """

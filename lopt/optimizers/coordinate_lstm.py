@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from lopt.adapter import Clock, PerTensorOptimizer, Tensor
+from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 from lopt.base import Theta
 from lopt.optimizers.features import zeros_like
 from lopt.optimizers.network import linear
@@ -117,7 +117,7 @@ class CoordinateLSTM(PerTensorOptimizer):
         return LSTMState((empty(), empty()), (empty(), empty()))
 
     @override
-    def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
+    def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         features = _features(tensor.grad)
         applied: Any = _Network(self.width).apply(theta, features, tensor.state)
         output, state = applied

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from typing_extensions import override
 
-from lopt.adapter import Clock, Tensor, TensorOptimizer
+from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer
 from lopt.base import Theta
 from lopt.optimizers.features import mean_square, zeros_like
 from lopt.optimizers.network import along_first, linear
@@ -244,14 +244,18 @@ class HierarchicalRNN(TensorOptimizer):
 
     @override
     def update_tensors(
-        self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
+        self,
+        theta: Theta,
+        tensors: Sequence[LeafInputs],
+        shared: PyTree,
+        info: StepInfo,
     ):
         if not tensors:
             return [], shared
-        is_first = clock.count == 0
+        is_first = info.count == 0
         states = [_average(tensor, is_first) for tensor in tensors]
         inputs = [_inputs(state) for state in states]
-        places = jnp.asarray([tensor.place for tensor in tensors])
+        places = jnp.asarray([tensor.leaf_index for tensor in tensors])
         rows = shared.tensors[places]
         own = [state.hidden for state in states]
         hidden = _Hidden(own, rows.T, shared.whole[:, None])
@@ -273,7 +277,7 @@ def _blend(
     return keep * old + (1 - keep) * new
 
 
-def _average(tensor: Tensor, is_first: Bool[Array, ""]) -> HierarchicalState:
+def _average(tensor: LeafInputs, is_first: Bool[Array, ""]) -> HierarchicalState:
     """Update the momenta and mean squares with one gradient."""
     grad, state = tensor.grad, tensor.state
 

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 from typing_extensions import override
 
-from lopt.adapter import Clock, Tensor, TensorOptimizer
+from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer
 from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
     MOMENTUM,
@@ -149,7 +149,7 @@ class HyperLSTM(TensorOptimizer):
         banks = jax.vmap(lambda k: init_layers(sizes, k))(jnp.stack(keys))
         # Shift all banks equally, so that their initial mixture is `first`, an MLP that
         # follows the momentum.
-        first = init_layers(sizes, key_first, follow=MOMENTUM + 1)
+        first = init_layers(sizes, key_first, copied_input=MOMENTUM + 1)
         share = 1 / math.sqrt(self.num_banks)
         mixture = _mix(banks, jnp.ones(self.num_banks, jnp.float32))
         banks = jax.tree.map(
@@ -184,21 +184,25 @@ class HyperLSTM(TensorOptimizer):
 
     @override
     def update_tensors(
-        self, theta: Theta, tensors: Sequence[Tensor], shared: PyTree, clock: Clock
+        self,
+        theta: Theta,
+        tensors: Sequence[LeafInputs],
+        shared: PyTree,
+        info: StepInfo,
     ):
         if not tensors:
             return [], shared
-        trend = _update_trend(shared.trend, clock)
-        run = [_progress_features(clock), _trend_features(trend, clock)]
+        trend = _update_trend(shared.trend, info)
+        run = [_progress_features(info), _trend_features(trend, info)]
         tensors = [_with_gradient(tensor) for tensor in tensors]
         rows = [jnp.concatenate([*run, _statistics(tensor)]) for tensor in tensors]
-        places = jnp.asarray([tensor.place for tensor in tensors])
+        places = jnp.asarray([tensor.leaf_index for tensor in tensors])
         outputs: Any = self._network.apply(
             theta["network"],
             jnp.stack(rows),
             shared.hidden[places],
             shared.memory[places],
-            clock.count == 0,
+            info.count == 0,
         )
         controls, step_sizes, hidden, memory = outputs
         results = [
@@ -214,7 +218,7 @@ class HyperLSTM(TensorOptimizer):
     def _step(
         self,
         banks: Theta,
-        tensor: Tensor,
+        tensor: LeafInputs,
         controls: Float[Array, " banks"],
         step_size: Float[Array, ""],
     ) -> Float[Array, "..."]:
@@ -231,7 +235,7 @@ class HyperLSTM(TensorOptimizer):
         )
 
 
-def _with_gradient(tensor: Tensor) -> Tensor:
+def _with_gradient(tensor: LeafInputs) -> LeafInputs:
     """Clip the gradient elementwise and update the accumulators with it."""
     grad = jnp.clip(tensor.grad, -_LARGEST_GRADIENT, _LARGEST_GRADIENT)
     return tensor._replace(grad=grad, state=update_accumulators(tensor.state, grad))
@@ -251,27 +255,27 @@ def _root_mean_square(param: Float[Array, "..."]) -> Float[Array, ""]:
     return jnp.sqrt(mean_square(param) + 1e-9)
 
 
-def _progress_features(clock: Clock) -> Float[Array, "9"]:
+def _progress_features(info: StepInfo) -> Float[Array, "9"]:
     """Compute soft indicators of the fractions of the run that have passed."""
-    return jnp.tanh(10.0 * (clock.progress - jnp.asarray(_PROGRESS, jnp.float32)))
+    return jnp.tanh(10.0 * (info.progress - jnp.asarray(_PROGRESS, jnp.float32)))
 
 
-def _update_trend(trend: LossTrend, clock: Clock) -> LossTrend:
+def _update_trend(trend: LossTrend, info: StepInfo) -> LossTrend:
     """Update the moving averages with the current loss."""
-    assert clock.loss is not None
-    slowest = jnp.maximum(clock.num_steps, _FASTEST_HALF_LIFE)
+    assert info.loss is not None
+    slowest = jnp.maximum(info.num_steps, _FASTEST_HALF_LIFE)
     powers = jnp.linspace(0.0, 1.0, _NUM_AVERAGES, dtype=jnp.float32)
     half_lives = _FASTEST_HALF_LIFE * (slowest / _FASTEST_HALF_LIFE) ** powers
     rates = -jnp.expm1(-math.log(2.0) / half_lives)  # ``1 - decay``
     # A non-finite loss would never leave the averages, so it is ignored.
-    loss = jnp.where(jnp.isfinite(clock.loss), clock.loss, trend.means)
+    loss = jnp.where(jnp.isfinite(info.loss), info.loss, trend.means)
     weights = trend.weights + rates * (1 - trend.weights)
     means = trend.means + rates / weights * (loss - trend.means)
-    minima = jnp.where(clock.count == 0, means, jnp.minimum(trend.minima, means))
+    minima = jnp.where(info.count == 0, means, jnp.minimum(trend.minima, means))
     return LossTrend(means, weights, minima)
 
 
-def _trend_features(trend: LossTrend, clock: Clock) -> Float[Array, "9"]:
+def _trend_features(trend: LossTrend, info: StepInfo) -> Float[Array, "9"]:
     """Compute the position of each average relative to the next slower one.
 
     The value is -1 at the running minimum of the average, 0 at the slower average, and
@@ -281,10 +285,10 @@ def _trend_features(trend: LossTrend, clock: Clock) -> Float[Array, "9"]:
     # The floor suppresses differences at the level of rounding errors.
     floor = 1e-8 + 1e-6 * jnp.abs(slow)
     position = (fast - minima) / jnp.maximum(slow - minima, floor)
-    return jnp.where(clock.count < 2, 0.0, jnp.clip(position - 1.0, -1.0, 1.0))
+    return jnp.where(info.count < 2, 0.0, jnp.clip(position - 1.0, -1.0, 1.0))
 
 
-def _statistics(tensor: Tensor) -> Float[Array, "12"]:
+def _statistics(tensor: LeafInputs) -> Float[Array, "12"]:
     """Compute the LSTM inputs that are specific to one tensor.
 
     These are clipped logarithms of the momenta's variances, of the second moment's mean

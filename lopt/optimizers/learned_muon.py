@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from lopt.adapter import Clock, Tensor, TensorOptimizer, group, stack, unstack
+from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer, group, stack, unstack
 from lopt.base import Theta
 from lopt.optimizers.features import decayed, mean_square, zeros_like
 from lopt.optimizers.normalized_mlp import orthogonalized
@@ -181,16 +181,20 @@ class LearnedMuon(TensorOptimizer):
 
     @override
     def update_tensors(
-        self, theta: Theta, tensors: Sequence[Tensor], shared: Scales, clock: Clock
+        self,
+        theta: Theta,
+        tensors: Sequence[LeafInputs],
+        shared: Scales,
+        info: StepInfo,
     ) -> tuple[list[tuple[Array, Moments]], Scales]:
         if not tensors:
             return [], shared
         groups = group(tensors, lambda t: (t.grad.shape, _kind(t)))
         order = [i for members in groups.values() for i in members]
-        places = np.asarray([tensors[i].place for i in order])
+        places = np.asarray([tensors[i].leaf_index for i in order])
         scales = _split(jax.tree.map(lambda x: x[places], shared), groups)
         observed = [
-            _observe_group(self, [tensors[i] for i in members], part, clock.count)
+            _observe_group(self, [tensors[i] for i in members], part, info.count)
             for members, part in zip(groups.values(), scales, strict=True)
         ]
         scales, local, rms = (
@@ -199,14 +203,14 @@ class LearnedMuon(TensorOptimizer):
                 *[(o.scales, o.features, o.rms) for o in observed], strict=True
             )
         )
-        features = _all_features([tensors[i] for i in order], local, clock)
+        features = _all_features([tensors[i] for i in order], local, info)
         kinds = np.asarray([_kind(tensors[i]) for i in order])
-        control = self._control(theta, features, kinds, scales, rms, clock)
+        control = self._control(theta, features, kinds, scales, rms, info)
         results: dict[int, tuple[Array, Moments]] = {}
         for (_, kind), members, seen, part in zip(
             groups, groups.values(), observed, _split(control, groups), strict=True
         ):
-            steps = _step_group(kind, seen, part, clock.count)
+            steps = _step_group(kind, seen, part, info.count)
             results |= zip(members, unstack((steps, seen.moments)), strict=True)
 
         def put(old, new):
@@ -222,12 +226,12 @@ class LearnedMuon(TensorOptimizer):
         kinds: np.ndarray,
         scales: Scales,
         rms: Float[Array, " tensors"],
-        clock: Clock,
+        info: StepInfo,
     ) -> _Control:
         outputs = features @ theta["linear"] + theta["bias"][kinds]
         log_step, gradient, slow, blend = outputs.T
         base = np.asarray([self.vector_step, self.table_step, self.matrix_step])[kinds]
-        size = jnp.exp(jnp.clip(log_step, -8.0, 3.0)) * (1 - clock.progress) * base
+        size = jnp.exp(jnp.clip(log_step, -8.0, 3.0)) * (1 - info.progress) * base
         logits = jnp.stack([gradient, jnp.zeros_like(slow), slow], axis=1)
         return _Control(
             step_size=size * jnp.maximum(rms, scales.reference),
@@ -247,7 +251,7 @@ class LearnedMuon(TensorOptimizer):
         return jnp.where(rms < self.zero_init * default, default, rms)
 
 
-def _kind(tensor: Tensor) -> Kind:
+def _kind(tensor: LeafInputs) -> Kind:
     if tensor.grad.ndim == 1:
         return Kind.VECTOR
     is_table = "embed" in tensor.name or "bias" in tensor.name
@@ -269,22 +273,22 @@ def _split(tree: Any, groups: dict[Any, list[int]]) -> list[Any]:
 
 
 def _all_features(
-    tensors: Sequence[Tensor], local: Float[Array, "tensors local"], clock: Clock
+    tensors: Sequence[LeafInputs], local: Float[Array, "tensors local"], info: StepInfo
 ) -> Float[Array, "tensors features"]:
     """Concatenate time, shape, local and mean features in the order of `FEATURES`.
 
     Args:
         tensors: Tensors in the order of the rows of `local`.
         local: Local features of each tensor, from `_observe_group`.
-        clock: Step index and horizon.
+        info: Step index and horizon.
     """
-    step = clock.step.astype(jnp.float32)  # clamped past the horizon
+    step = info.step.astype(jnp.float32)  # clamped past the horizon
     time = jnp.stack(
         [
-            2 * clock.progress - 1,
+            2 * info.progress - 1,
             # Progress rounds to one for horizons above 2**24 steps.
-            jnp.log10(jnp.maximum(1 - clock.progress, 1e-8)) + 0.4,
-            jnp.log10(clock.num_steps) - 2.3,
+            jnp.log10(jnp.maximum(1 - info.progress, 1e-8)) + 0.4,
+            jnp.log10(info.num_steps) - 2.3,
             jnp.log10(step + 1) - 1.5,
             jnp.exp(-step / 10),
         ]
@@ -299,7 +303,7 @@ def _all_features(
 
 
 def _observe_group(
-    optimizer: LearnedMuon, tensors: Sequence[Tensor], scales: Scales, count: Array
+    optimizer: LearnedMuon, tensors: Sequence[LeafInputs], scales: Scales, count: Array
 ) -> _Observed:
     """Apply `_observe` to the stacked tensors of one group (same shape and kind)."""
     grads, params, states = stack([(t.grad, t.param, t.state) for t in tensors])

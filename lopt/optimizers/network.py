@@ -46,7 +46,7 @@ def check_sizes(width: int, depth: int) -> None:
 
 
 def init_layers(
-    sizes: Sequence[int], key: PRNGKeyArray, *, follow: int | None = None
+    sizes: Sequence[int], key: PRNGKeyArray, *, copied_input: int | None = None
 ) -> Theta:
     """Initialize the weights of an MLP.
 
@@ -55,9 +55,9 @@ def init_layers(
     Args:
         sizes: Sizes of the input, of each hidden layer and of the output.
         key: PRNG key.
-        follow: Index of an input, such as the momentum, that the first output copies
-            at initialization. The optimizer then descends before meta-training. The
-            input passes through two units of each hidden layer, as
+        copied_input: Index of an input, such as the momentum, that the first output
+            copies at initialization. The optimizer then descends before meta-training.
+            The input passes through two units of each hidden layer, as
             ``x = relu(x) - relu(-x)``, and the other weights of the last layer are
             scaled by 0.1. Ignored if a hidden layer has fewer than two units.
 
@@ -66,11 +66,11 @@ def init_layers(
         kernels have shape (inputs, outputs).
     """
     theta = _Weights(tuple(sizes)).init(key)
-    if follow is None or min(sizes[1:-1]) < 2:
+    if copied_input is None or min(sizes[1:-1]) < 2:
         return theta
     weights: dict[str, Any] = dict(theta["params"])
     last = f"kernel_{len(sizes) - 2}"
-    rows = jnp.asarray([follow, follow])
+    rows = jnp.asarray([copied_input, copied_input])
     signs = jnp.asarray([[1.0, 0.0], [0.0, -1.0]], jnp.float32)
     for i in range(len(sizes) - 2):
         straight = jnp.zeros((sizes[i], 2), jnp.float32).at[rows].add(signs)
@@ -89,7 +89,7 @@ def layers_of(theta: Theta) -> list[tuple[Array, Array]]:
     return [(weights[f"kernel_{i}"], weights[f"bias_{i}"]) for i in names]
 
 
-def fold(
+def fold_normalization(
     theta: Theta,
     squares: Float[Array, " features"],
     constants: Float[Array, " constants"],

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from lopt.adapter import Clock, PerTensorOptimizer, Tensor
+from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
     MOMENTUM,
@@ -54,18 +54,18 @@ class NormalizedMLP(PerTensorOptimizer):
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
         sizes = (NUM_EXTENDED, *[self.width] * self.depth, 3)
-        return init_layers(sizes, key, follow=MOMENTUM + 1)
+        return init_layers(sizes, key, copied_input=MOMENTUM + 1)
 
     @override
     def init_tensor(self, param):
         return init_accumulators(param)
 
     @override
-    def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
+    def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         grad, param, accumulators, *_ = tensor
         accumulators = update_accumulators(accumulators, grad, _DECAYS)
         if grad.ndim == 1:
-            direction = _adam(accumulators, clock)
+            direction = _adam(accumulators, info)
         else:
             none = jnp.zeros(0, jnp.float32)
             direction = apply_network(
@@ -78,11 +78,11 @@ class NormalizedMLP(PerTensorOptimizer):
         return -self.learning_rate * step, accumulators
 
 
-def _adam(accumulators, clock: Clock) -> Float[Array, " n"]:
+def _adam(accumulators, info: StepInfo) -> Float[Array, " n"]:
     """Compute Adam's bias-corrected direction from the fastest momentum."""
-    # `clock.count` is not clamped to the horizon, unlike `clock.step`, so the bias
+    # `info.count` is not clamped to the horizon, unlike `info.step`, so the bias
     # correction stays valid past the horizon.
-    count = clock.count.astype(jnp.float32) + 1
+    count = info.count.astype(jnp.float32) + 1
     momentum = accumulators.momenta[0] / (1 - _DECAYS.momenta[0] ** count)
     squares = accumulators.second_moment / (1 - _DECAYS.second_moment[0] ** count)
     return momentum / (jnp.sqrt(squares) + 1e-8)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from lopt.adapter import Clock, PerTensorOptimizer, Tensor
+from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 from lopt.base import Theta
 from lopt.kernels.elementwise import Apply, elementwise, mean_squares
 from lopt.optimizers.features import (
@@ -22,7 +22,7 @@ from lopt.optimizers.features import (
     time_features,
     zeros_like,
 )
-from lopt.optimizers.network import check_sizes, fold, init_layers, step
+from lopt.optimizers.network import check_sizes, fold_normalization, init_layers, step
 
 
 class MLPState(NamedTuple):
@@ -75,7 +75,7 @@ class PerParameterMLP(PerTensorOptimizer):
         num_inputs = self.num_features + len(TIME_SCALES)
         momentum = 2 + MOMENTUM_DECAYS.index(0.9)
         sizes = (num_inputs, *[self.width] * self.depth, 2)
-        return init_layers(sizes, key, follow=momentum)
+        return init_layers(sizes, key, copied_input=momentum)
 
     @override
     def init_tensor(self, param):
@@ -85,7 +85,7 @@ class PerParameterMLP(PerTensorOptimizer):
         )
 
     @override
-    def update_tensor(self, theta: Theta, tensor: Tensor, clock: Clock):
+    def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         grad, param, (momenta, second_moments), *_ = tensor
         momenta = tuple(
             decayed(m, grad, decay)
@@ -97,7 +97,7 @@ class PerParameterMLP(PerTensorOptimizer):
         )
         arrays = [grad, param, *momenta, *second_moments]
         squares = mean_squares(_features, arrays)
-        layers = fold(theta, squares, time_features(clock.step))
+        layers = fold_normalization(theta, squares, time_features(info.step))
         update = elementwise(_step, arrays, (layers, jnp.float32(-self.step_scale)))
         return update, MLPState(momenta, second_moments)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from lopt.adapter import Clock, PerTensorOptimizer, Tensor
+from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ class ScheduledSGD(PerTensorOptimizer):
         return ()
 
     @override
-    def update_tensor(self, theta: Float[Array, "2"], tensor: Tensor, clock: Clock):
+    def update_tensor(
+        self, theta: Float[Array, "2"], tensor: LeafInputs, info: StepInfo
+    ):
         first, last = jnp.exp(theta)
-        rate = (1 - clock.progress) * first + clock.progress * last
+        rate = (1 - info.progress) * first + info.progress * last
         return -rate * tensor.grad, ()

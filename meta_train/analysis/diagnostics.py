@@ -13,10 +13,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PRNGKeyArray
 
-from lopt.errors import UserError, find
+from lopt.errors import UserError, lookup
 from lopt.files.dataclass_json import convert
 from meta_train.analysis.compatibility import Compatibility
-from meta_train.analysis.hlo_cost import Cost, cost
+from meta_train.analysis.hlo_cost import ProgramCost, cost
 from meta_train.core.truncation import Episode
 from meta_train.estimators import (
     ESTIMATORS,
@@ -43,7 +43,7 @@ class Measurement(NamedTuple):
     error: float
     variance: float
     seconds: float
-    cost: Cost
+    cost: ProgramCost
 
 
 class Diagnosis(NamedTuple):
@@ -71,7 +71,7 @@ class Diagnosis(NamedTuple):
     variance: float
     signal_to_noise: float
     seconds: float
-    cost: Cost
+    cost: ProgramCost
 
     @property
     def signal_per_second(self) -> float:
@@ -116,7 +116,7 @@ def candidates(
         UserError: If a named estimator is unknown or incompatible, or if a window
             length is invalid.
     """
-    kinds = [find("estimator", name, ESTIMATORS) for name in names]
+    kinds = [lookup("estimator", name, ESTIMATORS) for name in names]
     compatibility = Compatibility(system, data, theta)
     differentiable = compatibility.reason_against("reverse") is None
     reference = FullBackprop if differentiable else FullES

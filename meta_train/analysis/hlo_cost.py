@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
-class Cost(NamedTuple):
-    """Cost of one call of a compiled function.
+class ProgramCost(NamedTuple):
+    """ProgramCost of one call of a compiled function.
 
     Attributes:
         flops: Floating-point operations. A loop of unknown trip count is counted once.
@@ -23,7 +23,7 @@ class Cost(NamedTuple):
     bytes: int
 
 
-def cost(compiled: Any) -> Cost:
+def cost(compiled: Any) -> ProgramCost:
     """Compute the cost of one call of a compiled function.
 
     Args:
@@ -37,7 +37,7 @@ def cost(compiled: Any) -> Cost:
         + memory.temp_size_in_bytes
         - memory.alias_size_in_bytes
     )
-    return Cost(flops=count_flops(compiled.as_text()), bytes=size)
+    return ProgramCost(flops=count_flops(compiled.as_text()), bytes=size)
 
 
 class Work(NamedTuple):

@@ -76,7 +76,7 @@ ASSUMPTIONS = {
 }
 
 
-class Need(NamedTuple):
+class Resources(NamedTuple):
     """Resources of one outer update, per device unless noted.
 
     Attributes:
@@ -134,7 +134,9 @@ class Need(NamedTuple):
         return max(int(room / each), 0) * self.num_devices
 
 
-def need(trainer: Trainer, data: tuple[Data, ...], devices: Sequence[Any]) -> Need:
+def estimate_resources(
+    trainer: Trainer, data: tuple[Data, ...], devices: Sequence[Any]
+) -> Resources:
     """Compile the outer update of `trainer` and read its resources.
 
     Args:
@@ -164,7 +166,7 @@ def need(trainer: Trainer, data: tuple[Data, ...], devices: Sequence[Any]) -> Ne
 
     members = sum(map(num_bytes, jax.tree.leaves(shapes.populations)))
     fresh = memory.output_size_in_bytes - memory.alias_size_in_bytes
-    return Need(
+    return Resources(
         num_devices=num,
         population=population,
         arguments=memory.argument_size_in_bytes,

@@ -6,7 +6,7 @@ from typing import get_args
 
 import tyro
 
-from lopt.errors import find
+from lopt.errors import lookup
 from meta_train.config.presets import PRESETS, Measure, listing
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
@@ -27,7 +27,7 @@ def meta_train(arguments: Sequence[str]) -> int:
         print(f"{_META_TRAIN}\n{listing()}")
         return 0 if arguments else 2
     name, *rest = arguments
-    preset = find("preset", name, PRESETS)
+    preset = lookup("preset", name, PRESETS)
     # The flags of the config depend on the chosen components: parse these first.
     parts = argparse.ArgumentParser(
         prog=f"lopt meta-train {name}", add_help=False, allow_abbrev=False
@@ -50,8 +50,7 @@ def meta_train(arguments: Sequence[str]) -> int:
         preset.check_prepared(flags)
     from meta_train.config.config import MetaTrainConfig
     from meta_train.config.preset_configs import CONFIGS, compose
-    from meta_train.devices import cpu_devices as cores
-    from meta_train.devices import distributed
+    from meta_train.devices import cpu_devices, distributed
     from meta_train.runtime.run import meta_train as run
 
     launch = distributed.Launch(**vars(launched))
@@ -69,6 +68,6 @@ def meta_train(arguments: Sequence[str]) -> int:
         ),
     )
     distributed.start(launch)
-    cores.share(config.systems, config.estimator.population_size)
+    cpu_devices.split_over_cores(config.systems, config.estimator.population_size)
     run(config)
     return 0

@@ -13,13 +13,13 @@ from lopt.errors import UserError
 from meta_train.cli.preset import parse_preset
 
 if TYPE_CHECKING:
-    from meta_train.analysis.resource_plan import Chip, Need
+    from meta_train.analysis.resource_plan import Chip, Resources
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _PlanOptions:
     topology: str = "v5e:4x4"
     """TPU topology: generation and shape."""
     num_pairs: int | None = None
@@ -36,7 +36,7 @@ def plan(arguments: Sequence[str]) -> int:
     name, options = parse_preset(
         "plan",
         arguments,
-        _Plan,
+        _PlanOptions,
         "Compile the step of a preset for a TPU pod, without any TPU, and say what "
         "it needs. The extra `tpu` brings the compiler.",
     )
@@ -64,7 +64,7 @@ def plan(arguments: Sequence[str]) -> int:
         progress.note("loading and compiling")
         data = trainer.load()
         progress.advance("loaded")
-        need = planning.need(trainer, data, devices)
+        need = planning.estimate_resources(trainer, data, devices)
         progress.advance("compiled")
         chip = (
             planning.CHIPS[generation] if is_tpu else planning.local_chip(need.memory)
@@ -85,7 +85,9 @@ def plan(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _table(need: "Need", chip: "Chip", where: str, measured: float | None) -> Table:
+def _table(
+    need: "Resources", chip: "Chip", where: str, measured: float | None
+) -> Table:
     table = Table(title=f"One outer update on {where}", box=None, show_header=False)
     table.add_column("")
     table.add_column("", justify="right")
@@ -114,7 +116,7 @@ def _table(need: "Need", chip: "Chip", where: str, measured: float | None) -> Ta
     return table
 
 
-def _exchanged(need: "Need") -> str:
+def _exchanged(need: "Resources") -> str:
     if not need.collectives:
         return "nothing"
     return ", ".join(
@@ -122,14 +124,14 @@ def _exchanged(need: "Need") -> str:
     )
 
 
-def _sizes(need: "Need") -> list[int]:
+def _sizes(need: "Resources") -> list[int]:
     sizes = [1]
     while sizes[-1] * 4 < need.num_devices:
         sizes.append(sizes[-1] * 4)
     return list(dict.fromkeys([*sizes, need.num_devices]))
 
 
-def _scaling_table(need: "Need", chip: "Chip") -> Table:
+def _scaling_table(need: "Resources", chip: "Chip") -> Table:
     table = Table(title="As many pairs on each device, on more devices", box=None)
     for name in ("devices", "pairs", "ms", "pairs / s", "efficiency"):
         table.add_column(name, justify="right")
@@ -147,7 +149,12 @@ def _scaling_table(need: "Need", chip: "Chip") -> Table:
 
 
 def _write(
-    out: Path, name: str, where: str, need: "Need", chip: "Chip", measured: float | None
+    out: Path,
+    name: str,
+    where: str,
+    need: "Resources",
+    chip: "Chip",
+    measured: float | None,
 ) -> None:
     from matplotlib.figure import Figure
 

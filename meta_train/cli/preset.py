@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import tyro
 
-from lopt.errors import find
+from lopt.errors import lookup
 from meta_train.config.presets import PRESETS, listing
 
 Options = TypeVar("Options")
@@ -33,7 +33,7 @@ def parse_preset(
         print(f"\n`lopt {command} PRESET --help` lists the flags.")
         raise SystemExit(0 if arguments else 2)
     name, *flags = arguments
-    preset = find("preset", name, PRESETS)
+    preset = lookup("preset", name, PRESETS)
     prog = f"lopt {command} {name}"
     chosen = tyro.cli(options, args=flags, prog=prog, description=description)
     preset.check_prepared(flags)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from lopt.errors import UserError, find
+from lopt.errors import UserError, lookup
 from lopt.files.dataclass_json import differences, from_dict, to_dict
 from lopt.registry import OPTIMIZERS
 from meta_train.core.inner_training import InnerTraining
@@ -17,8 +17,8 @@ from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, GradientEstimator
-from tasks.base import Family, Searchable, UnrolledSystem
-from tasks.zoo import KINDS, ZOO, unique_names
+from tasks.base import Family, ParameterizedFamily, UnrolledSystem
+from tasks.zoo import TASK_CLASSES, ZOO, unique_names
 
 CONFIG_FILE = "config.json"
 
@@ -153,9 +153,11 @@ class MetaTrainConfig:
         inner = [s for s in self.systems if isinstance(s, InnerTraining)]
         if not inner:
             return ()
-        problems = [find("task", name, ZOO).problem for name in self.validation_tasks]
+        problems = [lookup("task", name, ZOO).problem for name in self.validation_tasks]
         for name, problem in zip(self.validation_tasks, problems, strict=True):
-            if not isinstance(problem, Family) or isinstance(problem, Searchable):
+            if not isinstance(problem, Family) or isinstance(
+                problem, ParameterizedFamily
+            ):
                 raise UserError(
                     "validation tasks must be trained by the learned optimizer alone; "
                     f"{name} is not. Try another task of `lopt tasks`."
@@ -225,7 +227,7 @@ _POPULATION = ("estimator.num_pairs:", "estimator.num_episodes:")
 _TYPES: dict[str, type] = {
     **OPTIMIZERS,
     **ESTIMATORS,
-    **KINDS,
+    **TASK_CLASSES,
     **{t.__name__: t for t in (MetaTrainConfig, InnerTraining, Truncation, OuterAdam)},
 }
 

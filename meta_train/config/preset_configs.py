@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lopt.errors import UserError, find
+from lopt.errors import UserError, lookup
 from lopt.files.dataclass_json import convert
 from lopt.optimizers.learned_muon import LearnedMuon
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
@@ -18,7 +18,7 @@ from meta_train.core.inner_training import InnerTraining
 from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, PES
-from tasks.base import Family, Searchable
+from tasks.base import Family, ParameterizedFamily
 from tasks.families.augmentation import Augmentation
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.quadratic import RandomQuadratic
@@ -43,7 +43,7 @@ def compose(
     """Replace parts of `config` by name; fields in common are kept."""
     parts: dict[str, Any] = {}
     if estimator:
-        kind = find("estimator", estimator, ESTIMATORS)
+        kind = lookup("estimator", estimator, ESTIMATORS)
         parts["estimator"] = convert(config.estimator, kind)
     if tasks:
         parts["system_weights"] = ()  # those of the preset belong to its own tasks
@@ -51,9 +51,9 @@ def compose(
         inner = [s for s in config.systems if isinstance(s, InnerTraining)]
         ours = inner[0].optimizer if inner else _SMALL_MLP
         if optimizer:
-            ours = convert(ours, find("optimizer", optimizer, OPTIMIZERS))
-        problems = [find("task", name, ZOO).problem for name in tasks]
-        wrappers = [find("augmentation", name, AUGMENTATIONS) for name in augment]
+            ours = convert(ours, lookup("optimizer", optimizer, OPTIMIZERS))
+        problems = [lookup("task", name, ZOO).problem for name in tasks]
+        wrappers = [lookup("augmentation", name, AUGMENTATIONS) for name in augment]
         measure = measure or (inner[0].measure if inner else "train-loss")
         try:
             parts["systems"] = tuple(
@@ -71,7 +71,7 @@ def compose(
 
 
 def _wrapped(task: Family, wrappers: Sequence[type[Augmentation]]) -> Family:
-    if wrappers and isinstance(task, Searchable):
+    if wrappers and isinstance(task, ParameterizedFamily):
         raise UserError(
             f"--augment must be given tasks that theta has no part of; got "
             f"{type(task).__name__}. Try another task, or no --augment."

@@ -19,9 +19,9 @@ from tasks.base import (
     Horizon,
     Input,
     Loss,
+    ParameterizedFamily,
     Params,
     Problem,
-    Searchable,
     Theta,
     UnrolledSystem,
 )
@@ -44,7 +44,7 @@ class InnerTrainingState(struct.PyTreeNode):
 
 
 class Parts(NamedTuple):
-    """Outer parameters of an optimizer and of a `Searchable` task.
+    """Outer parameters of an optimizer and of a `ParameterizedFamily` task.
 
     Attributes:
         optimizer: Outer parameters of the learned optimizer.
@@ -92,7 +92,9 @@ class InnerTraining(UnrolledSystem):
         errors = []
 
         def look(key):
-            return errors.append(self.task.at(self.task.draw(key)).error)
+            return errors.append(
+                self.task.problem(self.task.sample_constants(key)).error
+            )
 
         # An abstract key does not initialize the backend, whose devices may not be
         # configured yet.
@@ -109,31 +111,31 @@ class InnerTraining(UnrolledSystem):
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
         theta = self.optimizer.init_theta(key)
-        if not isinstance(self.task, Searchable):
+        if not isinstance(self.task, ParameterizedFamily):
             return theta
         return Parts(theta, self.task.init_theta(jax.random.fold_in(key, 1)))
 
     @property
     def owner(self) -> Any:
         """Object that defines `theta`; systems with equal owners can share `theta`."""
-        if isinstance(self.task, Searchable):
+        if isinstance(self.task, ParameterizedFamily):
             return self.optimizer, self.task
         return self.optimizer
 
     def optimizer_theta(self, theta: Theta) -> Theta:
         """Select the outer parameters of the learned optimizer."""
-        return theta.optimizer if isinstance(self.task, Searchable) else theta
+        return theta.optimizer if isinstance(self.task, ParameterizedFamily) else theta
 
     def _problem(self, theta: Theta, constants: Constants) -> Problem:
-        if not isinstance(self.task, Searchable):
-            return self.task.at(constants)
-        return self.task.with_theta(theta.task).at(constants)
+        if not isinstance(self.task, ParameterizedFamily):
+            return self.task.problem(constants)
+        return self.task.with_theta(theta.task).problem(constants)
 
     @override
     def init_state(
         self, theta: Theta, data: Splits, horizon: Horizon, key: PRNGKeyArray
     ) -> InnerTrainingState:
-        constants = self.task.draw(jax.random.fold_in(key, 1))
+        constants = self.task.sample_constants(jax.random.fold_in(key, 1))
         state = InnerTrainingState(
             params=self._problem(theta, constants).init_params(key),
             opt_state=(),
@@ -153,7 +155,7 @@ class InnerTraining(UnrolledSystem):
     def sample_input(
         self, data: Splits, state: InnerTrainingState, key: PRNGKeyArray
     ) -> Input:
-        problem = self.task.at(state.constants)
+        problem = self.task.problem(state.constants)
         train = problem.sample_batch(data.train, key)
         if self.measure == "train-loss":
             return Splits(train, ())

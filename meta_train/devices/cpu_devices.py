@@ -14,7 +14,7 @@ from tasks.base import UnrolledSystem
 _MOST = 8
 
 
-def share(systems: Sequence[UnrolledSystem], population: int) -> None:
+def split_over_cores(systems: Sequence[UnrolledSystem], population: int) -> None:
     """Use one CPU device per core for large pairs.
 
     XLA parallelizes little within one CPU program, so that a single device leaves most

@@ -144,7 +144,7 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def share(text: str) -> list[str]:
+def all_gather_text(text: str) -> list[str]:
     """All-gather a string over processes (collective).
 
     Args:
@@ -178,7 +178,9 @@ def _gather(array: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array))
 
 
-def together(function: Callable[[], object], *, first_only: bool = False) -> None:
+def run_collectively(
+    function: Callable[[], object], *, first_only: bool = False
+) -> None:
     """Call `function` and raise its user errors on all processes (collective).
 
     Args:
@@ -197,7 +199,7 @@ def together(function: Callable[[], object], *, first_only: bool = False) -> Non
             if jax.process_count() == 1 or not is_for_user(error):
                 raise
             complaint = str(error)
-    said = share(complaint)
+    said = all_gather_text(complaint)
     for i, text in enumerate(said):
         if text:
             raise UserError(text if i == 0 else f"process {i}: {text}")
@@ -212,7 +214,7 @@ def check_alike(described: dict) -> None:
     if jax.process_count() == 1:
         return
     mine = {"flags": described, "versions": _versions()}
-    theirs = [json.loads(text) for text in share(json.dumps(mine))]
+    theirs = [json.loads(text) for text in all_gather_text(json.dumps(mine))]
     for i, other in enumerate(theirs):
         different = differences(theirs[0], other)
         if different:
@@ -244,15 +246,15 @@ def check_shared(directory: Path, flag: str) -> None:
     if jax.process_count() == 1:
         return
     mark = directory / ".shared"
-    token = share(os.urandom(8).hex())[0]
+    token = all_gather_text(os.urandom(8).hex())[0]
     if is_first():
         mark.write_text(token)
-    share("")  # Barrier: the token is written before any process reads it.
+    all_gather_text("")  # Barrier: the token is written before any process reads it.
     try:
         found = mark.read_text() == token
     except OSError:
         found = False
-    blind = [i for i, text in enumerate(share(str(found))) if text != "True"]
+    blind = [i for i, text in enumerate(all_gather_text(str(found))) if text != "True"]
     if is_first():
         mark.unlink(missing_ok=True)
     if blind:
@@ -275,7 +277,7 @@ def ending_together(run_dir: Path) -> Iterator[None]:
     def forget():
         return [path.unlink() for path in (run_dir / _FAULTS).glob("process-*")]
 
-    together(forget, first_only=True)
+    run_collectively(forget, first_only=True)
     try:
         yield
     except Exception as error:

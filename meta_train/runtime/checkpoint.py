@@ -54,7 +54,9 @@ class Checkpoints:
             if not read_only:
                 self._directory.mkdir(parents=True, exist_ok=True)
             latest = self._last_good_step(say, read_only)
-        self.latest: int | None = json.loads(distributed.share(json.dumps(latest))[0])
+        self.latest: int | None = json.loads(
+            distributed.all_gather_text(json.dumps(latest))[0]
+        )
         # Orbax logs warnings about options chosen on purpose, and long traces of
         # failures that `_give_up` reports in one line.
         logging.getLogger("absl").setLevel(logging.CRITICAL)

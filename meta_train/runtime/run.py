@@ -31,7 +31,7 @@ from meta_train.runtime.export import (
 )
 from meta_train.runtime.metrics import MetricsLog
 from meta_train.runtime.progress import ProgressReport
-from meta_train.runtime.run_directory import check_writable, held
+from meta_train.runtime.run_directory import check_writable, lock_run_directory
 from tasks.base import Data
 
 _SECONDS_BETWEEN_PLANS = 2.0
@@ -91,15 +91,15 @@ def _meta_train(config: MetaTrainConfig) -> None:
         trainer.check(data)
         check_writable(config.run_dir, flag="--run-dir")
 
-    distributed.together(prepare)
+    distributed.run_collectively(prepare)
     distributed.check_shared(config.run_dir, flag="--run-dir")
     with ExitStack() as stack:
 
         def hold():
-            return stack.enter_context(held(config.run_dir))
+            return stack.enter_context(lock_run_directory(config.run_dir))
 
-        distributed.together(hold, first_only=True)
-        distributed.together(lambda: write_config(config), first_only=True)
+        distributed.run_collectively(hold, first_only=True)
+        distributed.run_collectively(lambda: write_config(config), first_only=True)
         progress = stack.enter_context(
             ProgressReport(config.run_dir.name, config.num_outer_steps, quiet=not first)
         )
@@ -162,7 +162,7 @@ def resume(
     return sharding.place(state.replace(populations=populations))
 
 
-class _Plan(NamedTuple):
+class _UpdateSchedule(NamedTuple):
     """Plan of all processes until their next synchronization.
 
     Attributes:
@@ -175,10 +175,10 @@ class _Plan(NamedTuple):
     save: bool
     stop: str
 
-    def agreed(self) -> "_Plan":
+    def agreed(self) -> "_UpdateSchedule":
         """Broadcast the plan of process 0, with a stop request of any process."""
-        said = distributed.share(json.dumps(self))
-        plans = [_Plan(*json.loads(text)) for text in said]
+        said = distributed.all_gather_text(json.dumps(self))
+        plans = [_UpdateSchedule(*json.loads(text)) for text in said]
         stops = [plan.stop for plan in plans if plan.stop]
         return plans[0]._replace(stop=stops[0] if stops else "")
 
@@ -206,7 +206,7 @@ def _loop(
     evaluate = _Evaluator(config, trainer, data)
     step = logged = int(state.step)
     saved_at = logged_at = time.monotonic()
-    plan, seconds_per_update = _Plan(step, False, ""), 0.0
+    plan, seconds_per_update = _UpdateSchedule(step, False, ""), 0.0
     totals: dict[str, list[tuple[int, float]]] = defaultdict(list)
     evaluated: dict[str, float] = {}
     progress.note("compiling")
@@ -222,7 +222,9 @@ def _loop(
             stretch = int(_SECONDS_BETWEEN_PLANS / (seconds_per_update or math.inf))
             minutes = config.checkpoint_every_minutes
             due = minutes and time.monotonic() - saved_at > 60 * minutes
-            plan = _Plan(step + max(stretch, 1), bool(due), stop.name or "").agreed()
+            plan = _UpdateSchedule(
+                step + max(stretch, 1), bool(due), stop.name or ""
+            ).agreed()
             # A signal may have arrived since the plan was made: do not overwrite it.
             stop.name = plan.stop or stop.name
             if plan.save:

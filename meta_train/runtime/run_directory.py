@@ -32,7 +32,7 @@ def check_writable(directory: Path, *, flag: str) -> None:
 
 
 @contextlib.contextmanager
-def held(run_dir: Path) -> Iterator[None]:
+def lock_run_directory(run_dir: Path) -> Iterator[None]:
     """Lock `run_dir` exclusively for the duration of the context.
 
     The operating system releases the lock (`flock`) when the process ends.

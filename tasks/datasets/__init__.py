@@ -8,13 +8,13 @@ import functools
 from pathlib import Path
 
 from tasks.base import Split
-from tasks.datasets.base import Dataset, Examples, Stored
+from tasks.datasets.base import Dataset, Examples, StoredSplit
 from tasks.datasets.embedded import Embedded, Friedman
 from tasks.datasets.images import TfdsImages
 from tasks.datasets.tables import CsvTable, read_csv
 from tasks.prepared import DataError, data_dir
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Examples", "Stored", "get", "load"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Examples", "StoredSplit", "get", "load"]
 
 _CIFAR_MEAN, _CIFAR_STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 
@@ -66,11 +66,11 @@ def get(name: str) -> Dataset:
     )
 
 
-def load(name: str, split: Split) -> Stored:
+def load(name: str, split: Split) -> StoredSplit:
     """Load a split onto the device, with a cache per data directory."""
     return _load(name, split, data_dir())
 
 
 @functools.lru_cache(maxsize=16)
-def _load(name: str, split: Split, directory: Path) -> Stored:
+def _load(name: str, split: Split, directory: Path) -> StoredSplit:
     return get(name).read(split)

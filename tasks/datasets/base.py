@@ -24,28 +24,28 @@ class Examples(NamedTuple):
     labels: Int[Array, " n"] | Float[Array, " n"]
 
 
-class Stored(NamedTuple):
+class StoredSplit(NamedTuple):
     """Dataset split on the device; images keep their uint8 dtype.
 
-    A batch is normalized as ``(inputs - center) / spread`` when it is drawn.
+    A batch is normalized as ``(inputs - center) / scale`` when it is drawn.
 
     Attributes:
         inputs: Raw inputs, one example per row.
         labels: Integer classes, or float targets for regression.
         center: Offset, broadcastable to a batch of inputs.
-        spread: Scale, broadcastable to a batch of inputs.
+        scale: Scale, broadcastable to a batch of inputs.
     """
 
     inputs: Shaped[Array, "n ..."]
     labels: Shaped[Array, " n"]
     center: Float[Array, "..."]
-    spread: Float[Array, "..."]
+    scale: Float[Array, "..."]
 
     @classmethod
-    def of(cls, inputs: Any, labels: Any, center: Any, spread: Any) -> "Stored":
+    def of(cls, inputs: Any, labels: Any, center: Any, scale: Any) -> "StoredSplit":
         """Transfer host arrays to the device.
 
-        Leading axes of size 1 are added to `center` and `spread`, up to the rank of
+        Leading axes of size 1 are added to `center` and `scale`, up to the rank of
         `inputs`.
         """
 
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
                 (1,) * (inputs.ndim - np.ndim(x)) + np.shape(x)
             )
 
-        arrays = (inputs, labels, like(center), like(spread))
+        arrays = (inputs, labels, like(center), like(scale))
         return cls(*map(jnp.asarray, arrays))
 
     def take(self, rows: Int[Array, " batch"]) -> Examples:
@@ -63,7 +63,7 @@ class Stored(NamedTuple):
         vectors = self.inputs.reshape(self.inputs.shape[0], -1)[rows]
         shape = (*rows.shape, *self.inputs.shape[1:])
         inputs = vectors.reshape(shape).astype(jnp.float32)
-        return Examples((inputs - self.center) / self.spread, self.labels[rows])
+        return Examples((inputs - self.center) / self.scale, self.labels[rows])
 
     def whole(self) -> Examples:
         """Gather the whole split as one batch."""
@@ -90,10 +90,10 @@ class Dataset(ABC):
     """Short description."""
 
     @abstractmethod
-    def read(self, split: Split) -> Stored:
+    def read(self, split: Split) -> StoredSplit:
         """Read a split from its source onto the device."""
 
-    def like(self) -> "Stored":
+    def like(self) -> "StoredSplit":
         """Describe the shapes of the training split, without loading it.
 
         The leaves are `jax.ShapeDtypeStruct`. Inputs are float32 here, although image
@@ -111,7 +111,7 @@ class Dataset(ABC):
             shape(labels, num),
             *(shape("float32", *inner) for _ in range(2)),
         )
-        return Stored(*arrays)
+        return StoredSplit(*arrays)
 
     def check_prepared(self) -> None:
         """Check that the required files exist, without reading the data.

@@ -7,7 +7,7 @@ import numpy as np
 from typing_extensions import override
 
 from tasks.base import Split
-from tasks.datasets.base import Dataset, Stored, split_rows
+from tasks.datasets.base import Dataset, StoredSplit, split_rows
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class Embedded(Dataset):
     """
 
     @override
-    def read(self, split: Split) -> Stored:
+    def read(self, split: Split) -> StoredSplit:
         module = importlib.import_module("sklearn.datasets")
         bunch = getattr(module, f"load_{self.name.replace('-', '_')}")()
         if self.name == "digits":
-            center, spread = np.zeros(1), np.full(1, 16.0)
+            center, scale = np.zeros(1), np.full(1, 16.0)
             bunch.data = bunch.images[..., None]
-            return stored(bunch.data, bunch.target, center, spread, split, "int32")
+            return stored(bunch.data, bunch.target, center, scale, split, "int32")
         return standardised(bunch.data, bunch.target, split, bool(self.num_classes))
 
 
@@ -38,7 +38,7 @@ class Friedman(Dataset):
     """
 
     @override
-    def read(self, split: Split) -> Stored:
+    def read(self, split: Split) -> StoredSplit:
         generator = np.random.default_rng(0)
         # `split_rows` uses 80 % of the rows for training.
         num = self.num_train + self.num_train // 4
@@ -50,7 +50,7 @@ class Friedman(Dataset):
 
 def standardised(
     inputs: np.ndarray, targets: np.ndarray, split: Split, classes: bool
-) -> Stored:
+) -> StoredSplit:
     """Standardize a split of a table by the statistics of its training split.
 
     Args:
@@ -60,16 +60,16 @@ def standardised(
         classes: Whether `targets` are classes, which are not standardized.
     """
     train = split_rows(len(targets), "train")
-    center, spread = inputs[train].mean(0), inputs[train].std(0)
-    spread = np.where(spread > 0, spread, 1.0)
+    center, scale = inputs[train].mean(0), inputs[train].std(0)
+    scale = np.where(scale > 0, scale, 1.0)
     if not classes:
         targets = (targets - targets[train].mean()) / targets[train].std()
     dtype = "int32" if classes else "float32"
-    return stored(inputs, targets, center, spread, split, dtype)
+    return stored(inputs, targets, center, scale, split, dtype)
 
 
-def stored(inputs, targets, center, spread, split: Split, dtype: str) -> Stored:
+def stored(inputs, targets, center, scale, split: Split, dtype: str) -> StoredSplit:
     """Select the rows of a split, cast them and transfer them to the device."""
     rows = split_rows(len(targets), split)
     labels = targets[rows].astype(dtype)
-    return Stored.of(inputs[rows].astype(np.float32), labels, center, spread)
+    return StoredSplit.of(inputs[rows].astype(np.float32), labels, center, scale)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tasks import prepared
 from tasks.base import Split
-from tasks.datasets.base import Dataset, Stored
+from tasks.datasets.base import Dataset, StoredSplit
 from tasks.prepared import DataError
 
 # One tenth of the official training set is used for validation.
@@ -41,7 +41,7 @@ class TfdsImages(Dataset):
         prepared.check_prepared(self.name)
 
     @override
-    def read(self, split: Split) -> Stored:
+    def read(self, split: Split) -> StoredSplit:
         self.check_prepared()
         import tensorflow_datasets as tfds  # Lazy: the import takes two seconds.
 
@@ -56,7 +56,7 @@ class TfdsImages(Dataset):
                 f"{str(error).splitlines()[0][:200]}. Try `lopt data prepare "
                 f"{self.name} --again`."
             ) from error
-        return Stored.of(images, labels, self.mean, self.std)
+        return StoredSplit.of(images, labels, self.mean, self.std)
 
     def _decode(self, source: Any, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         def decode(part: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

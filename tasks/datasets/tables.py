@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from tasks.base import Split
-from tasks.datasets.base import Dataset, Stored
+from tasks.datasets.base import Dataset, StoredSplit
 from tasks.datasets.embedded import standardised
 from tasks.prepared import DataError, data_dir
 
@@ -32,7 +32,7 @@ class CsvTable(Dataset):
             )
 
     @override
-    def read(self, split: Split) -> Stored:
+    def read(self, split: Split) -> StoredSplit:
         self.check_prepared()
         rows = read_csv(data_dir() / self.path)
         if rows.shape[1] != self.shape[0] + 1:

@@ -26,7 +26,7 @@ class Augmentation(Family):
         """Draw the constants of this wrapper, without those of the wrapped family."""
 
     @abstractmethod
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         """Apply the augmentation to a problem of the wrapped family."""
 
     @override
@@ -34,20 +34,20 @@ class Augmentation(Family):
         return self.task.load(split)
 
     @override
-    def draw(self, key: PRNGKeyArray) -> Constants:
+    def sample_constants(self, key: PRNGKeyArray) -> Constants:
         key_own, key_task = jax.random.split(key)
-        return self.sample(key_own), self.task.draw(key_task)
+        return self.sample(key_own), self.task.sample_constants(key_task)
 
     @override
-    def at(self, constants: Constants) -> Problem:
+    def problem(self, constants: Constants) -> Problem:
         own, rest = constants
-        return self.change(self.task.at(rest), own)
+        return self.augment(self.task.problem(rest), own)
 
     def like_params(self) -> PyTree[jax.ShapeDtypeStruct]:
         """Compute the shapes and dtypes of `params`, without initializing them."""
 
         def init(key):
-            return self.task.at(self.task.draw(key)).init_params(key)
+            return self.task.problem(self.task.sample_constants(key)).init_params(key)
 
         return jax.eval_shape(init, jax.random.key(0))
 
@@ -103,7 +103,7 @@ class Reparameterized(LogUniform):
         return jax.tree.map(lambda x, k: self.factors(shape(x), k), like, keys)
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         def unscaled(function):
             def times(p, factor):
                 return (p * factor).astype(p.dtype)
@@ -133,7 +133,7 @@ class InitialScale(LogUniform):
     """Multiply the initial parameters by one random factor."""
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         def init(key):
             def times(w):
                 return (w * constants).astype(w.dtype)
@@ -148,7 +148,7 @@ class ScaledLoss(LogUniform):
     """Multiply the training loss by one random factor; `measure` is not scaled."""
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         def scaled(params, batch):
             return constants * problem.loss(params, batch)
 
@@ -167,7 +167,7 @@ class NoisyGradient(Augmentation):
         return ()
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         def sample_batch(data, key):
             key_batch, key_noise = jax.random.split(key)
             noise = optax.tree.random_like(key_noise, self.like_params())
@@ -208,7 +208,7 @@ class SmallerBatches(Augmentation):
         return jax.random.randint(key, (), 0, self.num_halvings + 1, jnp.int32)
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         def sample_batch(data, key):
             batch = problem.sample_batch(data, key)
             num = len(jax.tree.leaves(batch)[0])

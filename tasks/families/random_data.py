@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tasks import datasets
 from tasks.base import Constants, Problem, Split
-from tasks.datasets.base import Stored, draw_indices
+from tasks.datasets.base import StoredSplit, draw_indices
 from tasks.families.augmentation import Augmentation
 from tasks.supervised.base import Supervised
 
@@ -28,7 +28,7 @@ class PermutedLabels(Augmentation):
         return jax.random.permutation(key, self.task.num_outputs)
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         def sample_batch(data, key):
             batch = problem.sample_batch(data, key)
             return batch._replace(labels=constants[batch.labels])
@@ -46,7 +46,7 @@ class ByClass(NamedTuple):
         size: Number of rows of each class.
     """
 
-    stored: Stored
+    stored: StoredSplit
     order: Int[Array, " n"]
     first: Int[Array, " classes"]
     size: Int[Array, " classes"]
@@ -85,7 +85,7 @@ class ClassSubset(Augmentation):
         return jax.random.permutation(key, self.task.num_outputs)[: self.num_classes]
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         def sample_batch(data, key):
             key_class, key_row = jax.random.split(key)
             shape = (self.task.batch_size,)
@@ -119,8 +119,8 @@ class AnyDataset(Augmentation):
             )
 
     @override
-    def load(self, split: Split = "train") -> Stored:
-        """Load all datasets, concatenated, with `center` and `spread` stacked."""
+    def load(self, split: Split = "train") -> StoredSplit:
+        """Load all datasets, concatenated, with `center` and `scale` stacked."""
         parts = [datasets.load(name, split) for name in self.datasets]
         num = min(len(part.labels) for part in parts)
 
@@ -130,23 +130,23 @@ class AnyDataset(Augmentation):
         first, *rest = parts
         inputs = join(first.inputs, *(part.inputs for part in rest))
         labels = join(first.labels, *(part.labels for part in rest))
-        center, spread = (
+        center, scale = (
             jnp.stack([getattr(part, name) for part in parts])
-            for name in ("center", "spread")
+            for name in ("center", "scale")
         )
-        return Stored(inputs, labels, center, spread)
+        return StoredSplit(inputs, labels, center, scale)
 
     @override
     def sample(self, key: PRNGKeyArray) -> Constants:
         return jax.random.randint(key, (), 0, len(self.datasets), jnp.int32)
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         def sample_batch(data, key):
             num = len(data.labels) // len(self.datasets)
             rows = draw_indices(key, (self.task.batch_size,), num)
             own = data._replace(
-                center=data.center[constants], spread=data.spread[constants]
+                center=data.center[constants], scale=data.scale[constants]
             )
             return own.take(constants * num + rows)
 

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from tasks import datasets
 from tasks.base import Constants, Input, Loss, Params, Problem
-from tasks.datasets import Stored
+from tasks.datasets import StoredSplit
 from tasks.supervised.base import Activation, Supervised
 
 
@@ -80,8 +80,8 @@ class Autoencoder(Supervised):
         return 0.5 * jnp.mean((restored - batch.inputs.reshape(restored.shape)) ** 2)
 
     @override
-    def at(self, constants: Constants) -> Problem:
-        return super().at(constants)._replace(error=None)
+    def problem(self, constants: Constants) -> Problem:
+        return super().problem(constants)._replace(error=None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class VariationalAutoencoder(Autoencoder):
         return self.network.init(key, jnp.zeros((1, self.num_inputs)), method=both)
 
     @override
-    def sample_batch(self, data: Stored, key: PRNGKeyArray) -> Input:
+    def sample_batch(self, data: StoredSplit, key: PRNGKeyArray) -> Input:
         shape = (self.batch_size, self.num_latents)
         noise = jax.random.normal(jax.random.fold_in(key, 1), shape)
         return data.sample(self.batch_size, key), noise

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from tasks import datasets
 from tasks.base import Constants, Input, Loss, Params, Problem, Split, Task
-from tasks.datasets import Examples, Stored
+from tasks.datasets import Examples, StoredSplit
 
 Activation: TypeAlias = Literal["relu", "tanh", "gelu", "silu"]
 
@@ -59,7 +59,7 @@ class Supervised(Task):
         return datasets.get(self.dataset).num_classes or 1
 
     @override
-    def load(self, split: Split = "train") -> Stored:
+    def load(self, split: Split = "train") -> StoredSplit:
         return datasets.load(self.dataset, split)
 
     @override
@@ -67,7 +67,7 @@ class Supervised(Task):
         return self.network.init(key, jnp.zeros((1, *datasets.get(self.dataset).shape)))
 
     @override
-    def sample_batch(self, data: Stored, key: PRNGKeyArray) -> Input:
+    def sample_batch(self, data: StoredSplit, key: PRNGKeyArray) -> Input:
         return data.sample(self.batch_size, key)
 
     @override
@@ -93,7 +93,7 @@ class Supervised(Task):
         return cast(Array, self.network.apply(params, batch.inputs))
 
     @override
-    def at(self, constants: Constants) -> Problem:
+    def problem(self, constants: Constants) -> Problem:
         has_classes = datasets.get(self.dataset).num_classes > 0
         error = self.error if has_classes else None
-        return super().at(constants)._replace(error=error)
+        return super().problem(constants)._replace(error=error)

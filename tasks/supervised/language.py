@@ -92,8 +92,8 @@ class LanguageModel(Task):
         return cast(Array, self.network.apply(params, batch[:, :-1]))
 
     @override
-    def at(self, constants: Constants) -> Problem:
-        return super().at(constants)._replace(error=self.error)
+    def problem(self, constants: Constants) -> Problem:
+        return super().problem(constants)._replace(error=self.error)
 
 
 class _Recurrent(nn.Module):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from tasks.base import Constants, Family, Input, Params, Problem, Searchable
+from tasks.base import Constants, Family, Input, ParameterizedFamily, Params, Problem
 from tasks.families.augmentation import Augmentation
 from tasks.supervised.base import Activation
 from tasks.supervised.mlp import MLP
@@ -30,7 +30,7 @@ class _Network(nn.Module):
 
 
 @dataclass(frozen=True)
-class MaskedMLP(MLP, Searchable):
+class MaskedMLP(MLP, ParameterizedFamily):
     """MLP with a learned number of active units in each hidden layer.
 
     The outer parameters are one logit per hidden layer. ``sigmoid(theta_i)`` is the
@@ -78,11 +78,11 @@ class _Masked(Augmentation):
         return ()
 
     @override
-    def at(self, constants: Constants) -> Problem:
-        return self.change(self.task.at(constants), ())
+    def problem(self, constants: Constants) -> Problem:
+        return self.augment(self.task.problem(constants), ())
 
     @override
-    def change(self, problem: Problem, constants: Constants) -> Problem:
+    def augment(self, problem: Problem, constants: Constants) -> Problem:
         masks = self.task.masks(self.theta)
 
         def masked(function):

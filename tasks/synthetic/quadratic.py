@@ -84,17 +84,17 @@ class QuadraticFamily(Family):
         return ()
 
     @override
-    def draw(self, key: PRNGKeyArray) -> Constants:
+    def sample_constants(self, key: PRNGKeyArray) -> Constants:
         key_matrix, key_condition, key_noise = jax.random.split(key, 3)
         condition = self.max_condition ** jax.random.uniform(key_condition)
         std = self.max_noise_std * jax.random.uniform(key_noise)
         return random_matrix(self.dim, condition, key_matrix), std
 
     @override
-    def at(self, constants: Constants) -> Problem:
+    def problem(self, constants: Constants) -> Problem:
         matrix, std = constants
         task = RandomQuadratic(self.dim)
-        return task.at(())._replace(
+        return task.problem(())._replace(
             sample_batch=lambda data, key: (
                 matrix,
                 std * jax.random.normal(key, (self.dim,)),

@@ -8,7 +8,7 @@ import pytest
 from evaluation.baselines.optimizers import Baseline, setting
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.unroll import unroll
-from tasks.base import Family, Searchable, UnrolledSystem
+from tasks.base import Family, ParameterizedFamily, UnrolledSystem
 from tasks.supervised.base import Supervised
 from tasks.supervised.language import LanguageModel
 from tasks.zoo import ZOO
@@ -87,7 +87,7 @@ def test_adam_lowers_the_loss_of_every_task(name, key):
     run = runner(system, system.load(), 50)
     keys = jax.random.split(key, 2)
     theta = setting(0.01)
-    if isinstance(family, Searchable):
+    if isinstance(family, ParameterizedFamily):
         theta = system.init_theta(key)._replace(optimizer=theta)
     losses = run(theta, keys)
     assert losses.dtype == np.float32
@@ -95,7 +95,10 @@ def test_adam_lowers_the_loss_of_every_task(name, key):
     assert (losses[:, -5:].sum(axis=1) < losses[:, :5].sum(axis=1)).all()
     np.testing.assert_array_equal(run(theta, keys), losses)
     task = getattr(family, "task", family)
-    if isinstance(task, Supervised) and family.at(family.draw(key)).error:
+    if (
+        isinstance(task, Supervised)
+        and family.problem(family.sample_constants(key)).error
+    ):
         np.testing.assert_allclose(losses[:, 0], np.log(task.num_outputs), atol=0.7)
     if isinstance(task, LanguageModel):
         np.testing.assert_allclose(losses[:, 0], np.log(task.vocabulary), atol=0.7)

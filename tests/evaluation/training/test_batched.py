@@ -11,7 +11,7 @@ import pytest
 from evaluation.baselines import optimizers as baselines
 from evaluation.baselines.grid_search import tune
 from evaluation.baselines.optimizers import (
-    KINDS,
+    BASELINES,
     Baseline,
     Fixed,
     Setting,
@@ -83,7 +83,7 @@ def test_the_length_of_a_run_is_no_part_of_the_program(key):
 def test_a_schedule_free_optimizer_is_tested_at_what_it_stands_for(key):
     keys = jax.random.split(key, 2)
     (curves,) = train(TASK, 20, [group("schedule-free", [0.1] * 2, keys)])
-    tx = KINDS["schedule-free"].make(0.1)
+    tx = BASELINES["schedule-free"].make(0.1)
     key_init, key_steps = jax.random.split(keys[0])
     params = TASK.init_params(key_init)
     state = tx.init(params)
@@ -101,7 +101,7 @@ def test_a_schedule_free_optimizer_is_tested_at_what_it_stands_for(key):
     assert not np.isclose(loss(params), loss(read), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", BASELINES)
 def test_schedules_of_baselines(name):
     params = {"w": jnp.ones((3, 2))}
     steps = {}
@@ -120,8 +120,8 @@ def test_schedules_of_baselines(name):
 
 @pytest.mark.parametrize("lowest", [-6.0, -2.0, 1.0])
 def test_the_grid_grows_until_the_best_is_inside(lowest, key, monkeypatch):
-    kind = KINDS["sgd"]._replace(lowest=lowest)
-    monkeypatch.setitem(baselines.KINDS, "sgd", kind)
+    kind = BASELINES["sgd"]._replace(lowest=lowest)
+    monkeypatch.setitem(baselines.BASELINES, "sgd", kind)
     keys = jax.random.split(key, 2)
     (tuned,) = tune(CASE, [candidate("sgd")], keys, Cache())
     assert tuned.edges() == []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from evaluation.cli.tune import tune as command
-from evaluation.tuners.slots import Problem
+from evaluation.tuners.episodes import OuterProblem
 from evaluation.tuners.tuners import TUNERS, MetaTraining, OptunaTuner
 from lopt.errors import UserError
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
@@ -21,7 +21,7 @@ from meta_train.estimators import PES
 from tasks.synthetic.quadratic import RandomQuadratic
 
 SYSTEM = InnerTraining(RandomQuadratic(dim=4), ScheduledSGD())
-PROBLEM = Problem(SYSTEM, horizon=40)
+PROBLEM = OuterProblem(SYSTEM, horizon=40)
 BUDGET = 100 * 40
 NO_TORCH = (
     [pytest.mark.skip(reason="NO TORCH: pip install torch")]
@@ -69,7 +69,7 @@ def test_giving_up_early_leaves_room_for_more_episodes(monkeypatch):
 
 def test_meta_training_takes_the_place_of_a_tuner():
     config = CONFIGS["quadratic-schedule"]
-    problem = Problem(config.systems[0], config.horizon)
+    problem = OuterProblem(config.systems[0], config.horizon)
     each = config.estimator.num_inner_steps
     tuner = MetaTraining(config.make_trainer())
     history = list(tuner.search(problem, problem.system.load(), 120 * each, seed=0))

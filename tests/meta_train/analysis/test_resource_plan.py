@@ -10,7 +10,7 @@ import pytest
 
 from lopt.errors import UserError
 from meta_train.analysis.hlo_cost import Collective, count_work, find_collectives
-from meta_train.analysis.resource_plan import CHIPS, need, tpu_devices
+from meta_train.analysis.resource_plan import CHIPS, estimate_resources, tpu_devices
 from meta_train.config.preset_configs import CONFIGS
 
 
@@ -18,7 +18,7 @@ def plan(topology, num_pairs, preset="quadratic-schedule"):
     config = CONFIGS[preset]
     estimator = config.estimator.resized(num_pairs)
     trainer = dataclasses.replace(config, estimator=estimator).make_trainer()
-    return need(trainer, trainer.load(), tpu_devices(topology))
+    return estimate_resources(trainer, trainer.load(), tpu_devices(topology))
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from tests.conftest import command_environment
 CODE = """
 import jax
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
-from meta_train.devices import cpu_devices as cores
+from meta_train.devices import cpu_devices
 from meta_train.core.inner_training import InnerTraining
 from tasks.supervised.mlp import MLP
 
-cores._num_cores = lambda: {num_cores}
+cpu_devices._num_cores = lambda: {num_cores}
 tasks = dict(large=MLP(width=256), small=MLP(width=8))
 systems = [InnerTraining(tasks[name], PerParameterMLP()) for name in {names}]
-cores.share(systems, {population})
+cpu_devices.split_over_cores(systems, {population})
 print(jax.device_count())
 """
 

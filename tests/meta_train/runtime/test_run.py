@@ -20,7 +20,7 @@ from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.run import meta_train, resume
-from meta_train.runtime.run_directory import held
+from meta_train.runtime.run_directory import lock_run_directory
 from tests.conftest import command_environment, wait_for
 
 RUN = [
@@ -183,7 +183,7 @@ def test_how_a_run_is_watched_may_change(whole_run, lopt_command):
 
 
 def test_a_directory_in_use_is_refused(whole_run, lopt_command):
-    with held(whole_run):
+    with lock_run_directory(whole_run):
         refused = lopt_command(*RUN, "--run-dir", whole_run)
     assert refused.returncode == 2
     assert "is in use by another `lopt meta-train`" in refused.stderr

@@ -26,8 +26,8 @@ TASK = MLP(width=4, depth=1)
 
 def problems(family, key):
     """Draw constants and build the plain and augmented problem, params and batch."""
-    constants = family.draw(key)
-    plain, changed = TASK.at(()), family.at(constants)
+    constants = family.sample_constants(key)
+    plain, changed = TASK.problem(()), family.problem(constants)
     data = family.load()
     parts = [
         (problem, problem.init_params(key), problem.sample_batch(d, key))
@@ -59,7 +59,9 @@ def test_a_reparameterised_task_has_the_same_losses_and_other_slopes(per, key):
 
 def test_factors_are_spread_evenly_in_the_logarithm(key):
     family = InitialScale(TASK, low=0.01, high=100.0)
-    draws = jax.vmap(lambda k: family.draw(k)[0])(jax.random.split(key, 4_000))
+    draws = jax.vmap(lambda k: family.sample_constants(k)[0])(
+        jax.random.split(key, 4_000)
+    )
     logs = np.log10(draws)
     assert -2 <= logs.min() < -1.9
     assert 1.9 < logs.max() <= 2
@@ -76,7 +78,7 @@ def test_a_scaled_loss_is_measured_without_its_factor(key):
 def test_noise_is_added_to_gradients_and_to_nothing_else(key):
     family = NoisyGradient(TASK, std=0.1)
     data = family.load()
-    problem = family.at(family.draw(key))
+    problem = family.problem(family.sample_constants(key))
     params = problem.init_params(key)
 
     def noise(key):
@@ -98,7 +100,7 @@ def test_smaller_batches_repeat_a_few_examples(key):
     family = SmallerBatches(TASK, num_halvings=4)
     data = family.load()
     for i in range(5):
-        batch = family.at((jnp.asarray(i), ())).sample_batch(data, key)
+        batch = family.problem((jnp.asarray(i), ())).sample_batch(data, key)
         rows, counts = np.unique(
             np.asarray(batch.inputs).reshape(64, -1), axis=0, return_counts=True
         )
@@ -106,7 +108,7 @@ def test_smaller_batches_repeat_a_few_examples(key):
         assert (counts % 2**i == 0).all()
     odd = SmallerBatches(MLP(batch_size=63))
     with pytest.raises(ValueError, match="divisible by 2"):
-        odd.at((jnp.asarray(1), ())).sample_batch(data, key)
+        odd.problem((jnp.asarray(1), ())).sample_batch(data, key)
 
 
 def test_labels_are_permuted_and_inputs_are_not(key):
@@ -120,8 +122,8 @@ def test_labels_are_permuted_and_inputs_are_not(key):
 def test_a_subset_has_its_classes_only_and_all_alike(key):
     family = ClassSubset(MLP(batch_size=1_000), num_classes=3)
     data = family.load()
-    chosen, _ = constants = family.draw(key)
-    batch = family.at(constants).sample_batch(data, key)
+    chosen, _ = constants = family.sample_constants(key)
+    batch = family.problem(constants).sample_batch(data, key)
     whole = TASK.load().whole()
     classes = {
         np.asarray(x).tobytes(): int(label)
@@ -143,7 +145,7 @@ def test_any_of_several_datasets_with_its_own_normalisation(key, tmp_path, monke
     data = family.load()
     assert len(data.labels) == 2 * 32
     for i in range(2):
-        batch = family.at((jnp.asarray(i), ())).sample_batch(data, key)
+        batch = family.problem((jnp.asarray(i), ())).sample_batch(data, key)
         assert np.abs(batch.inputs).max() < 5
     with pytest.raises(ValueError, match="shape and classes"):
         AnyDataset(MLP(), datasets=("digits", "wine"))

@@ -42,8 +42,8 @@ def test_what_begins_anew_in_every_episode_calls_no_lapack(name, key):
     task = ZOO[name].problem
 
     def start(key):
-        constants = task.draw(key)
-        return constants, task.at(constants).init_params(key)
+        constants = task.sample_constants(key)
+        return constants, task.problem(constants).init_params(key)
 
     text = jax.jit(jax.vmap(start)).lower(jax.random.split(key, 3)).as_text()
     assert "lapack" not in text

@@ -15,7 +15,7 @@ from tasks.base import Data, State, Theta, UnrolledSystem
 
 
 @dataclass(frozen=True)
-class Problem:
+class OuterProblem:
     """Outer optimization problem: minimize the loss of a system over `theta`.
 
     The search space is a box around an initial `theta` of the system.
@@ -42,7 +42,7 @@ class Problem:
         return self.horizon // self.num_windows
 
 
-class Slots:
+class EpisodeBatch:
     """Episodes, possibly at different ages, unrolled together.
 
     Attributes:
@@ -57,7 +57,7 @@ class Slots:
         totals: Sum of the mean losses of these windows.
     """
 
-    def __init__(self, problem: Problem, data: Data, num: int, seed: int):
+    def __init__(self, problem: OuterProblem, data: Data, num: int, seed: int):
         """Initialize `num` episodes at the initial `theta` of the system."""
         self.problem, self.num, self.num_steps = problem, num, 0
         self._data, self._count = data, 0
@@ -93,12 +93,12 @@ class Slots:
             which: Boolean mask of slots.
         """
 
-        def choose(new, old):
+        def select(new, old):
             return jnp.where(
                 jnp.reshape(jnp.asarray(which), (-1,) + (1,) * (new.ndim - 1)), new, old
             )
 
-        self._states = jax.tree.map(choose, self._fresh(), self._states)
+        self._states = jax.tree.map(select, self._fresh(), self._states)
         self.ages[which], self.totals[which] = 0, 0.0
 
     def copy(self, source: np.ndarray) -> None:

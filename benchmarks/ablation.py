@@ -26,7 +26,8 @@ from typing_extensions import override
 
 from lopt.adapter import StepInfo
 from lopt.cli.main import tune_cpu_compiler
-from lopt.optimizers.learned_muon import FEATURES, OUTPUTS, LearnedMuon
+from lopt.optimizers.learned_muon import OUTPUTS, LearnedMuon
+from lopt.optimizers.tensor_statistics import FEATURES
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES

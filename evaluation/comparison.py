@@ -18,7 +18,8 @@ from evaluation.suites import (
     with_training_cases,
 )
 from evaluation.training.cache import Cache
-from evaluation.training.cases import Contender, Plan, num_stages, run
+from evaluation.training.cases import num_stages, run
+from evaluation.training.plan import Contender, Plan
 from lopt.base import LearnedOptimizer
 from lopt.cache_directory import cache_folder
 from lopt.errors import UserError, lookup

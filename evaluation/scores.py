@@ -20,13 +20,8 @@ from evaluation.baselines.optimizers import (
 )
 from evaluation.statistics import Interval
 from evaluation.suites import TRAINED
-from evaluation.training.cases import (
-    REFERENCE,
-    REFERENCE_EXTENSION,
-    CaseRuns,
-    Method,
-    Plan,
-)
+from evaluation.training.cases import REFERENCE_EXTENSION, CaseRuns, Method
+from evaluation.training.plan import REFERENCE, Plan
 
 SCHEMA = 4
 _TARGET = 0.75  # Fraction of the reference's run that defines the target loss.

@@ -2,7 +2,7 @@
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import jax
@@ -13,6 +13,15 @@ from typing_extensions import override
 
 from lopt.base import LearnedOptimizer, NumSteps, Theta
 from lopt.errors import UserError
+from lopt.pytrees import (
+    align,
+    check_alike,
+    check_floating,
+    flatten,
+    gather,
+    names,
+    vector,
+)
 
 TensorState: TypeAlias = PyTree[Array]
 
@@ -127,47 +136,47 @@ class TensorOptimizer(LearnedOptimizer):
         self, theta: Theta, num_steps: NumSteps
     ) -> optax.GradientTransformationExtraArgs:
         def init(params):
-            _check_floating("parameters", params)
-            leaves, treedef = _flatten(params)
+            check_floating("parameters", params)
+            leaves, treedef = flatten(params)
             structure = jax.tree.structure(self._like(jnp.zeros(1, jnp.float32)))
             states = [
                 [None] * structure.num_leaves
                 if leaf is None
-                else jax.tree.leaves(self.init_tensor(_vector(leaf)))
+                else jax.tree.leaves(self.init_tensor(vector(leaf)))
                 for leaf in leaves
             ]
             num_tensors = sum(leaf is not None for leaf in leaves)
             return LearnedState(
                 count=jnp.zeros((), jnp.int32),
-                tensors=_gather(states, treedef, structure),
+                tensors=gather(states, treedef, structure),
                 shared=self.init_shared(num_tensors),
             )
 
         def update(updates, state, params=None, *, value=None, **extra_args):
             del extra_args
             self._check_given(params, value)
-            _check_floating("gradients", updates)
+            check_floating("gradients", updates)
             # Flax restores checkpoints as NumPy arrays.
             state = jax.tree.map(jnp.asarray, state)
             info = _step_info(state.count, num_steps, value)
-            leaves, treedef = _flatten(updates)
-            values = _align(treedef, params) if params is not None else leaves
-            _check_alike(leaves, values)
+            leaves, treedef = flatten(updates)
+            values = align(treedef, params) if params is not None else leaves
+            check_alike(leaves, values)
             states, structure = self._scatter(treedef, state.tensors, leaves)
             live = [
                 i
                 for i, leaf in enumerate(leaves)
                 if leaf is not None and jnp.size(leaf)
             ]
-            names = _names(updates)
+            keys = names(updates)
             places = list(itertools.accumulate(leaf is not None for leaf in values))
             tensors = [
                 LeafInputs(
-                    _vector(leaves[i]).astype(jnp.float32),
-                    None if params is None else _vector(values[i]).astype(jnp.float32),
+                    vector(leaves[i]).astype(jnp.float32),
+                    None if params is None else vector(values[i]).astype(jnp.float32),
                     jax.tree.unflatten(structure, states[i]),
                     places[i] - 1,
-                    names[i],
+                    keys[i],
                 )
                 for i in live
             ]
@@ -179,7 +188,7 @@ class TensorOptimizer(LearnedOptimizer):
                 states[i] = jax.tree.leaves(tensor_state)
             return treedef.unflatten(leaves), LearnedState(
                 count=optax.safe_increment(state.count),  # pyright: ignore
-                tensors=_gather(states, treedef, structure),
+                tensors=gather(states, treedef, structure),
                 shared=shared,
             )
 
@@ -210,7 +219,7 @@ class TensorOptimizer(LearnedOptimizer):
         return jax.eval_shape(self.init_tensor, param)
 
     def _scatter(self, treedef: Any, trees: Any, leaves: Sequence[Any]) -> Any:
-        """Invert `_gather`, and validate shapes against the gradients.
+        """Invert `gather`, and validate shapes against the gradients.
 
         Args:
             treedef: Structure of the gradients.
@@ -221,7 +230,7 @@ class TensorOptimizer(LearnedOptimizer):
             The leaves of each tensor's state, and the structure of one state.
         """
         structure = jax.tree.structure(self._like(jnp.zeros(1, jnp.float32)))
-        columns = [_align(treedef, t) for t in structure.flatten_up_to(trees)]
+        columns = [align(treedef, t) for t in structure.flatten_up_to(trees)]
         states = [[column[i] for column in columns] for i in range(len(leaves))]
         for leaf, state in zip(leaves, states, strict=True):
             if leaf is None:
@@ -265,28 +274,6 @@ class PerTensorOptimizer(TensorOptimizer):
         return [self.update_tensor(theta, tensor, info) for tensor in tensors], ()
 
 
-def group(
-    tensors: Sequence[LeafInputs], key: Callable[[LeafInputs], Any]
-) -> dict[Any, list[int]]:
-    """Group the indices of `tensors` by `key`, in order of first occurrence."""
-    groups: dict[Any, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        groups.setdefault(key(tensor), []).append(i)
-    return groups
-
-
-def stack(trees: Sequence[Any]) -> Any:
-    """Stack the leaves of pytrees along a new leading axis."""
-    return jax.tree.map(lambda *x: jnp.stack(x), *trees)
-
-
-def unstack(tree: Any) -> list[Any]:
-    """Invert `stack`."""
-    leaves, structure = jax.tree.flatten(tree)
-    each = zip(*[jnp.unstack(leaf) for leaf in leaves], strict=True)
-    return [structure.unflatten(part) for part in each]
-
-
 def _automatic(update_tensors: Any, tensors: Sequence[LeafInputs], shared: Any) -> Any:
     """Run `update_tensors` with automatic axes on meshes with explicit axes.
 
@@ -328,78 +315,3 @@ def _step_info(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> StepIn
     last = jnp.asarray(total, jnp.int32) - 1
     loss = None if value is None else jnp.asarray(value, jnp.float32)
     return StepInfo(jnp.minimum(count, last), count, total, loss)
-
-
-def _check_floating(what: str, tree: Any) -> None:
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        try:
-            found = jnp.result_type(leaf)
-        except TypeError:  # not an array, such as a function or a string in a model
-            found = type(leaf).__name__
-        if isinstance(found, str) or not jnp.issubdtype(found, jnp.floating):
-            raise UserError(
-                f"{what} must be real floating-point numbers; got "
-                f"{found} at {jax.tree_util.keystr(path) or 'the only leaf'}. Try "
-                "`optax.masked`, which leaves such leaves out; of an Equinox model, "
-                "`eqx.filter(model, eqx.is_inexact_array)`."
-            )
-
-
-def _check_alike(grads: Sequence[Any], params: Sequence[Any]) -> None:
-    for grad, param in zip(grads, params, strict=True):
-        if grad is None or (param is not None and jnp.shape(grad) == jnp.shape(param)):
-            continue
-        found = "none" if param is None else f"one of shape {jnp.shape(param)}"
-        raise UserError(
-            "parameters must have the shapes of their gradients; got "
-            f"{found} for a gradient of shape {jnp.shape(grad)}."
-        )
-
-
-def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    # `None` counts as a leaf, so that gradients may be `None` for some parameters.
-    return jax.tree.flatten(tree, is_leaf=lambda x: x is None)
-
-
-def _names(tree: Any) -> list[str]:
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
-    return [leaf_name(path).lower() for path, _ in paths]
-
-
-def leaf_name(path: Sequence[Any]) -> str:
-    """Last key of a path, ignoring the `value` of NNX variables and Flax boxes."""
-    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
-    names = [key for key in keys if key != "value"]
-    return names[-1] if names else ""
-
-
-def _align(treedef: Any, tree: Any) -> list[Any]:
-    """Flatten `tree` up to `treedef`; raise a `UserError` if it does not match."""
-    try:
-        return treedef.flatten_up_to(tree)
-    except ValueError as error:
-        raise UserError(
-            "gradients, parameters and state must be trees of the same structure; "
-            f"{error}. Call `init` again when the parameters change."
-        ) from error
-
-
-def _gather(states: Sequence[Sequence[Any]], treedef: Any, structure: Any) -> Any:
-    """Transpose per-tensor states into `LearnedState.tensors`.
-
-    Args:
-        states: Leaves of each tensor's state.
-        treedef: Structure of the parameters.
-        structure: Structure of one tensor's state.
-    """
-    columns = [
-        treedef.unflatten([state[i] for state in states])
-        for i in range(structure.num_leaves)
-    ]
-    return structure.unflatten(columns)
-
-
-def _vector(leaf: Any) -> Array:
-    """Convert a leaf to an array, and a scalar to a vector of length one."""
-    array = jnp.asarray(leaf)
-    return array.reshape(1) if array.ndim == 0 else array

@@ -1,24 +1,23 @@
 """Batched inner training: one compiled program shared by tuning and evaluation."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key
 from optax import contrib
-from typing_extensions import override
 
-from evaluation.baselines.optimizers import Baseline, Fixed
-from lopt.base import LearnedOptimizer, NumSteps, Theta
+from evaluation.baselines.optimizers import Fixed
+from evaluation.training.flat_parameters import Unravel, flat_systems, unraveler
+from lopt.base import LearnedOptimizer, Theta
 from meta_train.core.inner_training import InnerTraining, InnerTrainingState, Splits
-from tasks.base import Data, Family, Loss, Params
+from tasks.base import Data, Family, Loss
 from tasks.size import size
 
 _LONGEST_STRETCH = 20  # Maximum number of steps between two test evaluations.
@@ -29,9 +28,6 @@ _MOST_AT_ONCE = 10
 # Maximum FLOPs of a step, summed over the batched runs of one optimizer. Larger batches
 # do not increase the throughput of a CPU.
 _CPU_FLOPS_AT_ONCE, _FLOPS_AT_ONCE = 1e8, 1e11
-
-
-Unravel: TypeAlias = Callable[[Float[Array, " size"]], Params]
 
 
 class Runs(NamedTuple):
@@ -182,7 +178,7 @@ def _start(
     states = tuple(
         jax.vmap(system.with_optimizer)(theta, state)
         for system, theta, (state, _) in zip(
-            _systems(task, optimizers), thetas, begun, strict=True
+            flat_systems(task, optimizers), thetas, begun, strict=True
         )
     )
     return states, jnp.concatenate([keys for _, keys in begun])
@@ -219,9 +215,9 @@ def _stretch(
         New states, and curves with leading axes ``(group, run)``.
     """
     # Batch the gradients of all optimizers together: they dominate the compile time.
-    systems = _systems(task, optimizers)
+    systems = flat_systems(task, optimizers)
     bare, num = _bare(task), keys.shape[0] // len(optimizers)
-    unravel = _unravel(task)
+    unravel = unraveler(task)
 
     def gradient(state, x):
         state = state.replace(params=unravel(state.params))
@@ -256,60 +252,6 @@ def _stretch(
 def _bare(task: Family) -> InnerTraining:
     """System with an empty optimizer, for initialization, batches and gradients."""
     return InnerTraining(task, Fixed(optax.identity()))
-
-
-def _systems(
-    task: Family, optimizers: Sequence[LearnedOptimizer]
-) -> list[InnerTraining]:
-    """Make systems whose parameters are flattened to one vector.
-
-    The update of an elementwise baseline is then compiled once instead of once per
-    leaf. Other optimizers are wrapped to unflatten the vector.
-    """
-    return [
-        InnerTraining(
-            task,
-            optimizer
-            if isinstance(optimizer, Baseline) and optimizer.is_pointwise
-            else _OfVector(optimizer, _unravel(task)),
-        )
-        for optimizer in optimizers
-    ]
-
-
-@dataclass(frozen=True)
-class _OfVector(LearnedOptimizer):
-    """Adapter from flattened parameters to an optimizer that needs the pytree."""
-
-    optimizer: LearnedOptimizer
-    unravel: Unravel
-
-    @override
-    def init_theta(self, key: PRNGKeyArray) -> Theta:
-        return self.optimizer.init_theta(key)
-
-    @override
-    def as_optax(
-        self, theta: Theta, num_steps: NumSteps
-    ) -> optax.GradientTransformationExtraArgs:
-        inner = self.optimizer.as_optax(theta, num_steps)
-
-        def update(updates, state, params=None, **extra_args):
-            assert params is not None  # `InnerTraining.apply` always passes them.
-            updates, state = inner.update(
-                self.unravel(updates), state, self.unravel(params), **extra_args
-            )
-            return ravel_pytree(updates)[0], state
-
-        return optax.GradientTransformationExtraArgs(
-            lambda params: inner.init(self.unravel(params)), update
-        )
-
-
-def _unravel(task: Family) -> Unravel:
-    """Make the function from a flat vector to the parameter pytree of a task."""
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), size(task).params)
-    return ravel_pytree(zeros)[1]
 
 
 def _together(states: Sequence[InnerTrainingState]) -> InnerTrainingState:

@@ -4,7 +4,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,29 +12,26 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer, group, stack, unstack
+from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer
 from lopt.base import Theta
-from lopt.optimizers.features import decayed, mean_square, zeros_like
+from lopt.optimizers.features import mean_square, zeros_like
+from lopt.optimizers.grouping import group, split, unstack
 from lopt.optimizers.normalized_mlp import orthogonalized
-
-FEATURES = (
-    "progress",
-    "log_remaining",
-    "log_horizon",
-    "log_step",
-    "is_start",
-    "log_fan_in",
-    "log_fan_out",
-    *(local := ("alignment", "agreement", "fast_snr", "slow_snr", "growth")),
-    *(f"mean_{name}" for name in local),
+from lopt.optimizers.tensor_statistics import (
+    FAST,
+    FEATURES,
+    SECOND,
+    SLOW,
+    TINY,
+    Moments,
+    Observed,
+    Scales,
+    all_features,
+    bias_correction,
+    observe_group,
 )
-"""Inputs of the learned schedule; the last five are means over all tensors."""
-OUTPUTS = ("log_step_size", "gradient_logit", "slow_logit", "blend_logit")
 
-_FAST, _SLOW, _SECOND, _SMOOTHING = 0.9, 0.99, 0.98, 0.9
-_LARGEST = 1e12  # bound on gradients divided by `Scales.unit`
-_SPIKE = 10.0  # gradients are clipped to this multiple of their running RMS
-_TINY = 1e-30
+OUTPUTS = ("log_step_size", "gradient_logit", "slow_logit", "blend_logit")
 
 
 class Kind(enum.IntEnum):
@@ -46,57 +43,6 @@ class Kind(enum.IntEnum):
     """Embedding, or bias of rank two or more: an Adafactor direction."""
     MATRIX = 2
     """Any other tensor: a blend of orthogonalized and Adafactor directions."""
-
-
-class Moments(NamedTuple):
-    """Accumulators of one tensor, over gradients divided by `Scales.unit`.
-
-    Attributes:
-        fast: Momentum with decay 0.9.
-        slow: Momentum with decay 0.99.
-        row: Second moments of a vector, or their row means for a matrix.
-        col: Column means of the second moments of a matrix; unused for a vector.
-    """
-
-    fast: Float[Array, "..."]
-    slow: Float[Array, "..."]
-    row: Float[Array, "..."]
-    col: Float[Array, "..."]
-
-
-class Scales(NamedTuple):
-    """Scalar state of every tensor, stacked along the first axis.
-
-    Attributes:
-        unit: Largest absolute entry of the first nonzero, finite gradient; 0 until
-            then.
-        reference: Reference scale, from the RMS at the first update of the tensor (see
-            `LearnedMuon.reference`); 0 until then.
-        alignment: Moving average of the cosine between the gradient and `fast`, before
-            bias correction.
-    """
-
-    unit: Float[Array, " tensors"]
-    reference: Float[Array, " tensors"]
-    alignment: Float[Array, " tensors"]
-
-
-class _Observed(NamedTuple):
-    """Normalized gradient, accumulators and statistics of one tensor.
-
-    Attributes:
-        grad: Gradient divided by `Scales.unit` and clipped.
-        moments: Updated accumulators.
-        scales: Updated scalar state.
-        features: The five local features of `FEATURES`.
-        rms: RMS of the parameter.
-    """
-
-    grad: Float[Array, "..."]
-    moments: Moments
-    scales: Scales
-    features: Float[Array, " local"]
-    rms: Float[Array, ""]
 
 
 class _Control(NamedTuple):
@@ -192,9 +138,11 @@ class LearnedMuon(TensorOptimizer):
         groups = group(tensors, lambda t: (t.grad.shape, _kind(t)))
         order = [i for members in groups.values() for i in members]
         places = np.asarray([tensors[i].leaf_index for i in order])
-        scales = _split(jax.tree.map(lambda x: x[places], shared), groups)
+        scales = split(jax.tree.map(lambda x: x[places], shared), groups)
         observed = [
-            _observe_group(self, [tensors[i] for i in members], part, info.count)
+            observe_group(
+                [tensors[i] for i in members], part, info.count, self.reference
+            )
             for members, part in zip(groups.values(), scales, strict=True)
         ]
         scales, local, rms = (
@@ -203,12 +151,12 @@ class LearnedMuon(TensorOptimizer):
                 *[(o.scales, o.features, o.rms) for o in observed], strict=True
             )
         )
-        features = _all_features([tensors[i] for i in order], local, info)
+        features = all_features([tensors[i] for i in order], local, info)
         kinds = np.asarray([_kind(tensors[i]) for i in order])
         control = self._control(theta, features, kinds, scales, rms, info)
         results: dict[int, tuple[Array, Moments]] = {}
         for (_, kind), members, seen, part in zip(
-            groups, groups.values(), observed, _split(control, groups), strict=True
+            groups, groups.values(), observed, split(control, groups), strict=True
         ):
             steps = _step_group(kind, seen, part, info.count)
             results |= zip(members, unstack((steps, seen.moments)), strict=True)
@@ -264,118 +212,13 @@ def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     return min(reversed(splits[1:]), key=lambda s: max(s) / max(min(s), 1))
 
 
-def _split(tree: Any, groups: dict[Any, list[int]]) -> list[Any]:
-    """Split the leaves of `tree` along the first axis into one part per group."""
-    ends = np.cumsum([len(members) for members in groups.values()])[:-1]
-    parts = [jnp.split(x, ends) for x in jax.tree.leaves(tree)]
-    structure = jax.tree.structure(tree)
-    return [structure.unflatten(part) for part in zip(*parts, strict=True)]
-
-
-def _all_features(
-    tensors: Sequence[LeafInputs], local: Float[Array, "tensors local"], info: StepInfo
-) -> Float[Array, "tensors features"]:
-    """Concatenate time, shape, local and mean features in the order of `FEATURES`.
-
-    Args:
-        tensors: Tensors in the order of the rows of `local`.
-        local: Local features of each tensor, from `_observe_group`.
-        info: Step index and horizon.
-    """
-    step = info.step.astype(jnp.float32)  # clamped past the horizon
-    time = jnp.stack(
-        [
-            2 * info.progress - 1,
-            # Progress rounds to one for horizons above 2**24 steps.
-            jnp.log10(jnp.maximum(1 - info.progress, 1e-8)) + 0.4,
-            jnp.log10(info.num_steps) - 2.3,
-            jnp.log10(step + 1) - 1.5,
-            jnp.exp(-step / 10),
-        ]
-    )
-    fans = np.asarray(
-        [(math.prod(t.grad.shape[:-1]), t.grad.shape[-1]) for t in tensors]
-    )
-    shapes = jnp.asarray(np.clip(np.log10(fans) - 1.5, -1.5, 1.5), jnp.float32)
-    everywhere = jnp.broadcast_to(time[None], (len(tensors), time.size))
-    mean = jnp.broadcast_to(local.mean(axis=0, keepdims=True), local.shape)
-    return jnp.concatenate([everywhere, shapes, local, mean], axis=1)
-
-
-def _observe_group(
-    optimizer: LearnedMuon, tensors: Sequence[LeafInputs], scales: Scales, count: Array
-) -> _Observed:
-    """Apply `_observe` to the stacked tensors of one group (same shape and kind)."""
-    grads, params, states = stack([(t.grad, t.param, t.state) for t in tensors])
-
-    def observe(grad, param, state, scales):
-        now = count.astype(jnp.float32)
-        return _observe(optimizer, grad, param, state, scales, now)
-
-    return jax.vmap(observe)(grads, params, states, scales)
-
-
-def _observe(
-    optimizer: LearnedMuon,
-    grad: Float[Array, "..."],
-    param: Float[Array, "..."],
-    moments: Moments,
-    scales: Scales,
-    count: Float[Array, ""],
-) -> _Observed:
-    """Update the accumulators and compute the local features of one tensor."""
-    peak = jnp.max(jnp.abs(grad))
-    is_first = (scales.unit == 0) & jnp.isfinite(peak)
-    unit = jnp.where(is_first, peak, scales.unit)
-    grad = jnp.clip(grad / jnp.where(unit == 0, 1.0, unit), -_LARGEST, _LARGEST)
-    # Infinite gradients before the first finite one have no scale: skip them.
-    grad = jnp.where((unit == 0) & jnp.isinf(peak), 0.0, grad)
-    power = mean_square(grad)
-    before = jnp.mean(moments.row) / _filled(_SECOND, jnp.maximum(count - 1, 0))
-    limit = jnp.where(before > 0, _SPIKE**2 * before, jnp.inf)
-    shrink = jnp.sqrt(jnp.minimum(1.0, limit / (power + _TINY)))
-    grad, power = grad * shrink, power * shrink**2
-    fast = decayed(moments.fast, grad, _FAST)
-    slow = decayed(moments.slow, grad, _SLOW)
-    row, col, squares = moments.row, moments.col, jnp.square(grad)
-    if grad.ndim == 1:
-        row = decayed(row, squares, _SECOND)
-    else:
-        squares = squares.reshape(row.shape[0], col.shape[1])
-        row = decayed(row, squares.mean(axis=1, keepdims=True), _SECOND)
-        col = decayed(col, squares.mean(axis=0, keepdims=True), _SECOND)
-    inverse = jax.lax.rsqrt(jnp.stack([power, *map(mean_square, (fast, slow))]) + _TINY)
-    alignment = decayed(
-        scales.alignment, jnp.mean(grad * fast) * inverse[0] * inverse[1], _SMOOTHING
-    )
-    agreement = jnp.mean(fast * slow) * inverse[1] * inverse[2]
-    second = jnp.mean(row) / _filled(_SECOND, count) + _TINY
-    snr = [
-        jnp.square(1 / (inverse[i] * _filled(decay, count))) / second
-        for i, decay in ((1, _FAST), (2, _SLOW))
-    ]
-    rms = jnp.sqrt(mean_square(param))
-    reference = optimizer.reference(param.shape, rms)
-    # Set at the first update of this tensor: gradients may be `None` until later.
-    reference = jnp.where(scales.reference == 0, reference, scales.reference)
-    features = jnp.stack(
-        [
-            3 * alignment / _filled(_SMOOTHING, count) - 1,
-            2 * agreement - 1,
-            jnp.log10(snr[0] + 1e-4) + 1,
-            jnp.log10(snr[1] + 1e-4) + 2,
-            jnp.clip(jnp.log(rms / reference + 1e-3), -3.0, 3.0),
-        ]
-    )
-    scales = Scales(unit, reference, alignment)
-    return _Observed(grad, Moments(fast, slow, row, col), scales, features, rms)
-
-
 def _step_group(
-    kind: Kind, seen: _Observed, control: _Control, count: Array
+    kind: Kind, seen: Observed, control: _Control, count: Array
 ) -> Float[Array, "group ..."]:
     """Compute the stacked updates of one group of tensors (same shape and kind)."""
-    filled = [_filled(decay, count.astype(jnp.float32)) for decay in (_FAST, _SLOW)]
+    filled = [
+        bias_correction(decay, count.astype(jnp.float32)) for decay in (FAST, SLOW)
+    ]
 
     def step(grad, moments, size, weights, blend):
         mixed = weights[0] * grad + weights[1] * moments.fast / filled[0]
@@ -406,10 +249,10 @@ def _direction(
         Matrices: ``(1 - blend) * orthogonal + blend * adafactor``, each of unit RMS.
     """
     if kind == Kind.VECTOR:
-        second = moments.row / _filled(_SECOND, count.astype(jnp.float32))
-        return mixed * jax.lax.rsqrt(second + 1e-9 * jnp.mean(second) + _TINY)
+        second = moments.row / bias_correction(SECOND, count.astype(jnp.float32))
+        return mixed * jax.lax.rsqrt(second + 1e-9 * jnp.mean(second) + TINY)
     matrix = mixed.reshape(moments.row.shape[0], moments.col.shape[1])
-    row, col = (x / (jnp.mean(x) + _TINY) for x in (moments.row, moments.col))
+    row, col = (x / (jnp.mean(x) + TINY) for x in (moments.row, moments.col))
     scaled = matrix * jax.lax.rsqrt(row + 1e-6) * jax.lax.rsqrt(col + 1e-6)
     direction = _unit_rms(scaled)
     if kind == Kind.MATRIX:
@@ -418,10 +261,5 @@ def _direction(
     return direction.reshape(mixed.shape)
 
 
-def _filled(decay: float, count: Float[Array, ""]) -> Float[Array, ""]:
-    """Bias correction of a zero-initialized average of ``count + 1`` values."""
-    return 1 - decay ** (count + 1)
-
-
 def _unit_rms(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    return x * jax.lax.rsqrt(mean_square(x) + _TINY)
+    return x * jax.lax.rsqrt(mean_square(x) + TINY)

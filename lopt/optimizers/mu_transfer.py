@@ -10,10 +10,10 @@ import optax
 from jaxtyping import PRNGKeyArray
 from typing_extensions import override
 
-from lopt.adapter import leaf_name
 from lopt.base import LearnedOptimizer, NumSteps, Theta
 from lopt.errors import UserError
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
+from lopt.pytrees import leaf_name
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,7 @@ from lopt.files.dataclass_json import convert
 from meta_train.analysis.compatibility import Compatibility
 from meta_train.analysis.hlo_cost import ProgramCost, cost
 from meta_train.core.truncation import Episode
-from meta_train.estimators import (
-    ESTIMATORS,
-    FullBackprop,
-    FullES,
-    GradientEstimator,
-)
+from meta_train.estimators import ESTIMATORS, FullBackprop, FullES, GradientEstimator
 from tasks.base import Data, State, Theta, UnrolledSystem
 
 

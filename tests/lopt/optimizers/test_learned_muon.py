@@ -6,13 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from lopt.optimizers.learned_muon import (
-    FEATURES,
-    OUTPUTS,
-    Kind,
-    LearnedMuon,
-    _matrix_shape,
-)
+from lopt.optimizers.learned_muon import OUTPUTS, Kind, LearnedMuon, _matrix_shape
+from lopt.optimizers.tensor_statistics import FEATURES
 
 NUM_STEPS = 50
 OPTIMIZER = LearnedMuon()

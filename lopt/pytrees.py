@@ -1,0 +1,88 @@
+"""Flatten, validate and name the leaves of gradients, parameters and states."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from lopt.errors import UserError
+
+
+def check_floating(what: str, tree: Any) -> None:
+    """Raise a `UserError` for leaves that are not real floating-point numbers."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        try:
+            found = jnp.result_type(leaf)
+        except TypeError:  # not an array, such as a function or a string in a model
+            found = type(leaf).__name__
+        if isinstance(found, str) or not jnp.issubdtype(found, jnp.floating):
+            raise UserError(
+                f"{what} must be real floating-point numbers; got "
+                f"{found} at {jax.tree_util.keystr(path) or 'the only leaf'}. Try "
+                "`optax.masked`, which leaves such leaves out; of an Equinox model, "
+                "`eqx.filter(model, eqx.is_inexact_array)`."
+            )
+
+
+def check_alike(grads: Sequence[Any], params: Sequence[Any]) -> None:
+    """Raise a `UserError` unless gradients and parameters have the same shapes."""
+    for grad, param in zip(grads, params, strict=True):
+        if grad is None or (param is not None and jnp.shape(grad) == jnp.shape(param)):
+            continue
+        found = "none" if param is None else f"one of shape {jnp.shape(param)}"
+        raise UserError(
+            "parameters must have the shapes of their gradients; got "
+            f"{found} for a gradient of shape {jnp.shape(grad)}."
+        )
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    """Flatten a pytree; `None` counts as a leaf, since gradients may be `None`."""
+    return jax.tree.flatten(tree, is_leaf=lambda x: x is None)
+
+
+def names(tree: Any) -> list[str]:
+    """Last key of each leaf's path, in lower case (see `leaf_name`)."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
+    return [leaf_name(path).lower() for path, _ in paths]
+
+
+def leaf_name(path: Sequence[Any]) -> str:
+    """Last key of a path, ignoring the `value` of NNX variables and Flax boxes."""
+    keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
+    names = [key for key in keys if key != "value"]
+    return names[-1] if names else ""
+
+
+def align(treedef: Any, tree: Any) -> list[Any]:
+    """Flatten `tree` up to `treedef`; raise a `UserError` if it does not match."""
+    try:
+        return treedef.flatten_up_to(tree)
+    except ValueError as error:
+        raise UserError(
+            "gradients, parameters and state must be trees of the same structure; "
+            f"{error}. Call `init` again when the parameters change."
+        ) from error
+
+
+def gather(states: Sequence[Sequence[Any]], treedef: Any, structure: Any) -> Any:
+    """Transpose per-tensor states into `LearnedState.tensors`.
+
+    Args:
+        states: Leaves of each tensor's state.
+        treedef: Structure of the parameters.
+        structure: Structure of one tensor's state.
+    """
+    columns = [
+        treedef.unflatten([state[i] for state in states])
+        for i in range(structure.num_leaves)
+    ]
+    return structure.unflatten(columns)
+
+
+def vector(leaf: Any) -> Array:
+    """Convert a leaf to an array, and a scalar to a vector of length one."""
+    array = jnp.asarray(leaf)
+    return array.reshape(1) if array.ndim == 0 else array

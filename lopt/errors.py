@@ -13,13 +13,6 @@ class UserError(ValueError):
     The message states the requirement, the value received and a remedy.
     """
 
-    is_for_user = True
-
-
-def is_for_user(error: BaseException) -> bool:
-    """Check whether to print an error without its traceback."""
-    return getattr(error, "is_for_user", False)
-
 
 def lookup(kind: str, name: str, known: Mapping[str, Value]) -> Value:
     """Look up ``known[name]``.

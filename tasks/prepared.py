@@ -1,12 +1,14 @@
 """Paths of prepared datasets, and checks that their files exist.
 
-This module imports only the standard library, so that commands can report missing data
-without a slow import.
+This module does not import JAX, so that commands can report missing data without a slow
+import.
 """
 
 import json
 import os
 from pathlib import Path
+
+from lopt.errors import UserError
 
 # The flag `--data-dir` of any command sets this environment variable.
 VARIABLE = "LOPT_DATA_DIR"
@@ -15,13 +17,8 @@ VARIABLE = "LOPT_DATA_DIR"
 VERSIONS = {"mnist": "3.0.1", "fashion-mnist": "3.0.1", "cifar10": "3.0.2"}
 
 
-class DataError(Exception):
-    """Missing or unreadable data.
-
-    The message is shown to the user without a traceback.
-    """
-
-    is_for_user = True
+class DataError(UserError):
+    """Missing or unreadable data."""
 
 
 def data_dir() -> Path:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lopt.cache_directory import cache_folder
-from lopt.errors import UserError, is_for_user, lookup
+from lopt.errors import UserError, lookup
 
 COMMANDS = {
     "meta-train": (
@@ -69,9 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ended.code if isinstance(ended.code, int) else int(bool(ended.code))
     except KeyboardInterrupt:
         return 130
-    except Exception as error:
-        if not is_for_user(error):
-            raise
+    except UserError as error:
         print(f"lopt {name}: {error}", file=sys.stderr)
         return 2
 

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from lopt.errors import UserError, is_for_user
+from lopt.errors import UserError
 from lopt.files.dataclass_json import differences
 
 Mode: TypeAlias = Literal["auto", "on", "off"]
@@ -196,7 +196,7 @@ def run_collectively(
         try:
             function()
         except Exception as error:
-            if jax.process_count() == 1 or not is_for_user(error):
+            if jax.process_count() == 1 or not isinstance(error, UserError):
                 raise
             complaint = str(error)
     said = all_gather_text(complaint)
@@ -289,7 +289,7 @@ def ending_together(run_dir: Path) -> Iterator[None]:
 def _leave(error: Exception, run_dir: Path) -> NoReturn:
     # Exit without raising: JAX would wait for the other processes at exit, while they
     # wait for this one.
-    mistake = is_for_user(error)
+    mistake = isinstance(error, UserError)
     fault = f"{type(error).__name__}: {error}".splitlines()[0]
     if not mistake and not _is_from_outside(error):
         traceback.print_exception(error)

@@ -8,7 +8,7 @@ from tasks import datasets
 from tasks.base import Family, ParameterizedFamily
 from tasks.supervised.autoencoder import Autoencoder
 from tasks.supervised.mlp import MLP
-from tasks.zoo import TASK_CLASSES, ZOO, check_prepared, unique_names
+from tasks.zoo import ZOO, check_prepared, task_classes, unique_names
 
 TRAINED = "trained on"
 
@@ -118,7 +118,7 @@ def _trained_on(cards: Sequence[Mapping[str, Any]]) -> list[_Trained]:
     for card in cards:
         for described in card.get("tasks", ()):
             try:
-                task = from_dict(described, TASK_CLASSES)
+                task = from_dict(described, task_classes())
                 horizons = [int(x) for x in card["horizons"]]
             except (ValueError, TypeError, KeyError, OverflowError):
                 continue  # A handwritten card, or a task defined in user code.

@@ -1,6 +1,13 @@
-"""Registry of learned optimizers; register a new one by adding it to `OPTIMIZERS`."""
+"""Registry of learned optimizers.
+
+To register one, add it to `OPTIMIZERS`, or decorate its class with
+`register_optimizer` at run time.
+"""
+
+from typing import TypeVar
 
 from lopt.base import LearnedOptimizer
+from lopt.errors import UserError
 from lopt.optimizers.adafactor_mlp import AdafactorMLP
 from lopt.optimizers.classical import LearnedAdam, LearnedMomentum, LearnedSGD
 from lopt.optimizers.coordinate_lstm import CoordinateLSTM
@@ -12,17 +19,51 @@ from lopt.optimizers.normalized_mlp import NormalizedMLP
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
 
+Kind = TypeVar("Kind", bound=type)
+
 OPTIMIZERS: dict[str, type[LearnedOptimizer]] = {
-    "PerParameterMLP": PerParameterMLP,
-    "AdafactorMLP": AdafactorMLP,
-    "NormalizedMLP": NormalizedMLP,
-    "LearnedMuon": LearnedMuon,
-    "CoordinateLSTM": CoordinateLSTM,
-    "HierarchicalRNN": HierarchicalRNN,
-    "HyperLSTM": HyperLSTM,
-    "LearnedSGD": LearnedSGD,
-    "LearnedMomentum": LearnedMomentum,
-    "LearnedAdam": LearnedAdam,
-    "ScheduledSGD": ScheduledSGD,
-    "MuTransfer": MuTransfer,
+    kind.__name__: kind
+    for kind in (
+        PerParameterMLP,
+        AdafactorMLP,
+        NormalizedMLP,
+        LearnedMuon,
+        CoordinateLSTM,
+        HierarchicalRNN,
+        HyperLSTM,
+        LearnedSGD,
+        LearnedMomentum,
+        LearnedAdam,
+        ScheduledSGD,
+        MuTransfer,
+    )
 }
+
+
+def register_optimizer(kind: Kind) -> Kind:
+    """Register a learned optimizer under its class name, as a class decorator.
+
+    Exported files, run directories and `--optimizer` then accept it in this process.
+
+    Raises:
+        UserError: If another class is registered under the same name.
+    """
+    return add_class(OPTIMIZERS, kind)
+
+
+def add_class(registry: dict[str, type], kind: Kind) -> Kind:
+    """Add a class to a registry under its class name.
+
+    Raises:
+        UserError: If a class of another module has the same name.
+    """
+    known = registry.get(kind.__name__, kind)
+    # A notebook cell that is run again defines the same class anew.
+    if known.__module__ != kind.__module__:
+        raise UserError(
+            "a registered class must have a name of its own; got "
+            f"{kind.__name__}, which is {known.__module__}.{kind.__name__}. "
+            f"Try My{kind.__name__}."
+        )
+    registry[kind.__name__] = kind
+    return kind

@@ -26,8 +26,8 @@ class Problem(NamedTuple):
         sample_batch: ``(data, key) -> batch``. Samples a batch from loaded data.
         loss: ``(params, batch) -> loss``. The scalar that inner training minimizes.
         measure: ``(params, batch) -> loss``. The scalar that is reported and enters the
-            meta-loss. Equal to `loss` unless an augmentation modifies the training
-            loss.
+            meta-loss. `None` if it is `loss`, that is unless an augmentation modifies
+            the training loss.
         error: ``(params, batch) -> error rate`` in [0, 1], for classification and
             next-token prediction. `None` for other problems.
     """
@@ -35,8 +35,13 @@ class Problem(NamedTuple):
     init_params: Callable[[PRNGKeyArray], Params]
     sample_batch: Callable[[Data, PRNGKeyArray], Input]
     loss: Callable[[Params, Input], Loss]
-    measure: Callable[[Params, Input], Loss]
+    measure: Callable[[Params, Input], Loss] | None = None
     error: Callable[[Params, Input], Loss] | None = None
+
+    @property
+    def reported(self) -> Callable[[Params, Input], Loss]:
+        """`measure`, or `loss` if there is none."""
+        return self.loss if self.measure is None else self.measure
 
 
 class Family(ABC):
@@ -80,7 +85,7 @@ class Task(Family):
 
     @override
     def problem(self, constants: Constants) -> Problem:
-        return Problem(self.init_params, self.sample_batch, self.loss, self.loss)
+        return Problem(self.init_params, self.sample_batch, self.loss)
 
 
 class ParameterizedFamily(Family):
@@ -123,3 +128,18 @@ class UnrolledSystem(ABC):
     @abstractmethod
     def step(self, theta: Theta, state: State, x: Input) -> tuple[State, Loss]:
         """Advance the system by one step to ``(s_t, l_t)``."""
+
+    @property
+    def theta_owner(self) -> Any:
+        """Object that defines `theta`; systems with equal owners can share `theta`."""
+        return self
+
+    @property
+    def zoo_problem(self) -> "Family | UnrolledSystem":
+        """Task, family or system by which metrics and figures name this system."""
+        return self
+
+    @property
+    def learned_optimizer(self) -> Any:
+        """Learned optimizer to export, or `None` if `theta` belongs to none."""
+        return None

@@ -1,11 +1,13 @@
 """Task zoo: registry of named tasks, families and unrolled systems.
 
-To register a task, add one entry to `ZOO`.
+To register a task, add one entry to `ZOO`, or call `register_task` at run
+time.
 """
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from lopt.errors import UserError
 from tasks import datasets
 from tasks.base import Family, UnrolledSystem
 from tasks.families.augmentation import (
@@ -270,14 +272,37 @@ AUGMENTATIONS: dict[str, type[Augmentation]] = {
     "class-subset": ClassSubset,
 }
 
-TASK_CLASSES: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(type(entry.problem) for entry in ZOO.values()),
-        *AUGMENTATIONS.values(),
-    )
-}
-"""Classes of zoo entries and augmentations, by class name."""
+
+def register_task(
+    name: str,
+    problem: Family | UnrolledSystem,
+    description: str = "",
+    *,
+    use: Use = "train",
+) -> None:
+    """Add a task, family or system to the zoo, under a new name.
+
+    Args:
+        name: Name in metrics, figures and on the command line.
+        problem: A frozen dataclass. Runs and exported optimizers store its fields.
+        description: One-line description; that of the class by default.
+        use: Intended use, see `Entry`.
+
+    Raises:
+        UserError: If `name` is taken.
+    """
+    if name in ZOO and ZOO[name].problem != problem:
+        raise UserError(
+            f"`name` must not be the name of another task; got {name!r}. Try my-{name}."
+        )
+    summary = (type(problem).__doc__ or "").partition("\n")[0]
+    ZOO[name] = Entry(problem, use, description or summary)
+
+
+def task_classes() -> dict[str, type]:
+    """Collect the classes of zoo entries and of augmentations, by class name."""
+    problems = (type(entry.problem) for entry in ZOO.values())
+    return {kind.__name__: kind for kind in (*problems, *AUGMENTATIONS.values())}
 
 
 def unique_names(problems: Sequence[Family | UnrolledSystem]) -> tuple[str, ...]:

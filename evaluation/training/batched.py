@@ -240,7 +240,7 @@ def _stretch(
 
     states, losses = jax.lax.scan(step, states, jnp.arange(length))
     read = [jax.vmap(functools.partial(_read, unravel))(state) for state in states]
-    measure = functools.partial(_measure, task, data.validation)
+    measure = functools.partial(_measure, task, data.held_out)
     tested = jax.vmap(measure)(_together(read))
 
     def shape(x):
@@ -286,7 +286,7 @@ def _measure(task: Family, data: Data, state: InnerTrainingState) -> tuple[Loss,
     def one(key):
         batch = problem.sample_batch(data, key)
         error = jnp.nan if problem.error is None else problem.error(state.params, batch)
-        return problem.measure(state.params, batch), jnp.asarray(error, jnp.float32)
+        return problem.reported(state.params, batch), jnp.asarray(error, jnp.float32)
 
     # A fixed key: all runs are evaluated on the same batches.
     keys = jax.random.split(jax.random.key(0), _NUM_TEST_BATCHES)

@@ -58,7 +58,8 @@ def from_dict(value: Any, types: Mapping[str, type]) -> Any:
             raise UserError(
                 f"{name!r} is not known to this version of lopt; "
                 f"it knows {', '.join(sorted(types))}. "
-                "A newer version may: try `pip install --upgrade lopt`."
+                "Try importing the module that registers it, or a newer version of "
+                "lopt."
             )
         fields = {k: from_dict(v, types) for k, v in value.items() if k != "type"}
         _check_fields(types[name], fields)

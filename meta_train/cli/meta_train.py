@@ -7,7 +7,8 @@ from typing import get_args
 import tyro
 
 from lopt.errors import lookup
-from meta_train.config.presets import PRESETS, Measure, listing
+from meta_train.config.presets import PRESETS, listing
+from meta_train.core.measures import Measure
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
                        [--tasks NAME [NAME ...]] [--augment NAME [NAME ...]]

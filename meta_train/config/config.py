@@ -18,7 +18,7 @@ from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, GradientEstimator
 from tasks.base import Family, ParameterizedFamily, UnrolledSystem
-from tasks.zoo import TASK_CLASSES, ZOO, unique_names
+from tasks.zoo import ZOO, task_classes, unique_names
 
 CONFIG_FILE = "config.json"
 
@@ -141,8 +141,7 @@ class MetaTrainConfig:
     @property
     def names(self) -> tuple[str, ...]:
         """Unique name of each system in metrics and figures."""
-        problems = [s.task if isinstance(s, InnerTraining) else s for s in self.systems]
-        return unique_names(problems)
+        return unique_names([system.zoo_problem for system in self.systems])
 
     @property
     def validation_systems(self) -> tuple[InnerTraining, ...]:
@@ -193,7 +192,7 @@ def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
     """Validate that all systems have the same outer parameters."""
     if not systems:
         raise ValueError("`systems` must not be empty. Try --tasks digits-mlp.")
-    owners = [s.owner if isinstance(s, InnerTraining) else s for s in systems]
+    owners = [system.theta_owner for system in systems]
     for i, owner in enumerate(owners):
         if owner != owners[0]:
             if type(owner) is type(owners[0]):
@@ -222,14 +221,15 @@ _OPERATIONAL = {
     "wandb_project",
 }
 
-_POPULATION = ("estimator.num_pairs:", "estimator.num_episodes:")
 
-_TYPES: dict[str, type] = {
-    **OPTIMIZERS,
-    **ESTIMATORS,
-    **TASK_CLASSES,
-    **{t.__name__: t for t in (MetaTrainConfig, InnerTraining, Truncation, OuterAdam)},
-}
+def _types() -> dict[str, type]:
+    """Collect the classes that a configuration may contain, by name.
+
+    Called for each file, so that classes registered at run time are included.
+    """
+    ours = (MetaTrainConfig, InnerTraining, Truncation, OuterAdam)
+    named = {kind.__name__: kind for kind in ours}
+    return {**OPTIMIZERS, **ESTIMATORS, **task_classes(), **named}
 
 
 def write_config(config: MetaTrainConfig) -> None:
@@ -244,7 +244,8 @@ def write_config(config: MetaTrainConfig) -> None:
     new = to_dict(config)
     if _has_begun(config.run_dir):
         changed = differences(_essence(_read(path)), _essence(new))
-        sizes = [line for line in changed if line.startswith(_POPULATION)]
+        size = f"estimator.{config.estimator.population_field}:"
+        sizes = [line for line in changed if line.startswith(size)]
         if config.resize:
             changed = [line for line in changed if line not in sizes]
         if changed:
@@ -266,7 +267,7 @@ def read_config(run_dir: Path) -> MetaTrainConfig:
     described = _read(run_dir / CONFIG_FILE)
     # The directory may have been moved since the file was written.
     del described["run_dir"]
-    return dataclasses.replace(from_dict(described, _TYPES), run_dir=run_dir)
+    return dataclasses.replace(from_dict(described, _types()), run_dir=run_dir)
 
 
 def _has_begun(run_dir: Path) -> bool:

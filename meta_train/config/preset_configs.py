@@ -13,8 +13,8 @@ from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
 from lopt.registry import OPTIMIZERS
 from meta_train.config.config import MetaTrainConfig
-from meta_train.config.presets import Measure
 from meta_train.core.inner_training import InnerTraining
+from meta_train.core.measures import Measure
 from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, PES

@@ -1,15 +1,13 @@
-"""Names of the presets and of the measures that the command line offers.
+"""Names and descriptions of the presets.
 
 This module does not import JAX, so that commands start quickly. The configurations are
 in `preset_configs.py`.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from tasks import prepared
-
-Measure: TypeAlias = Literal["train-loss", "validation-loss", "validation-error"]
 
 
 class Preset(NamedTuple):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from typing_extensions import override
 
 from lopt.base import LearnedOptimizer
-from meta_train.config.presets import Measure
+from meta_train.core.measures import Measure
 from tasks.base import (
     Constants,
     Data,
@@ -56,15 +56,16 @@ class Parts(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """Data or batches of the training and the validation split.
+    """Data or batches of the training split and of a held-out split.
 
     Attributes:
         train: Used for the inner gradient.
-        validation: Used for the meta-loss; ``()`` if `measure` is ``"train-loss"``.
+        held_out: Validation split, used for the meta-loss, or test split in an
+            evaluation; ``()`` if neither is needed.
     """
 
     train: Data
-    validation: Data
+    held_out: Data
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,20 @@ class InnerTraining(UnrolledSystem):
         return Parts(theta, self.task.init_theta(jax.random.fold_in(key, 1)))
 
     @property
-    def owner(self) -> Any:
-        """Object that defines `theta`; systems with equal owners can share `theta`."""
+    @override
+    def theta_owner(self) -> Any:
         if isinstance(self.task, ParameterizedFamily):
             return self.optimizer, self.task
+        return self.optimizer
+
+    @property
+    @override
+    def zoo_problem(self) -> Family:
+        return self.task
+
+    @property
+    @override
+    def learned_optimizer(self) -> LearnedOptimizer:
         return self.optimizer
 
     def optimizer_theta(self, theta: Theta) -> Theta:
@@ -160,7 +171,7 @@ class InnerTraining(UnrolledSystem):
         if self.measure == "train-loss":
             return Splits(train, ())
         key = jax.random.fold_in(key, 1)
-        return Splits(train, problem.sample_batch(data.validation, key))
+        return Splits(train, problem.sample_batch(data.held_out, key))
 
     @override
     def step(
@@ -185,15 +196,15 @@ class InnerTraining(UnrolledSystem):
         """
         problem = self._problem(theta, state.constants)
         value, grads = jax.value_and_grad(problem.loss)(state.params, x.train)
-        if self.measure == "train-loss" and problem.measure == problem.loss:
+        if self.measure == "train-loss" and problem.measure is None:
             loss = value
         elif self.measure == "train-loss":
-            loss = problem.measure(state.params, x.train)
+            loss = problem.reported(state.params, x.train)
         elif self.measure == "validation-loss":
-            loss = problem.measure(state.params, x.validation)
+            loss = problem.reported(state.params, x.held_out)
         else:
             assert problem.error is not None
-            loss = problem.error(state.params, x.validation)
+            loss = problem.error(state.params, x.held_out)
         return value, grads, loss
 
     def apply(

@@ -1,5 +1,12 @@
-"""Registry of gradient estimators; add a new estimator to `ESTIMATORS`."""
+"""Registry of gradient estimators.
 
+To register one, add it to `ESTIMATORS`, or decorate its class with
+`register_estimator` at run time.
+"""
+
+from typing import TypeVar
+
+from lopt.registry import add_class
 from meta_train.estimators.artbp import ARTBP
 from meta_train.estimators.base import Estimate, GradientEstimator
 from meta_train.estimators.full_backprop import FullBackprop
@@ -34,6 +41,20 @@ ESTIMATORS: dict[str, type[GradientEstimator]] = {
     )
 }
 
+Kind = TypeVar("Kind", bound=type[GradientEstimator])
+
+
+def register_estimator(kind: Kind) -> Kind:
+    """Register an estimator under its class name, as a class decorator.
+
+    Run directories and `--estimator` then accept it in this process.
+
+    Raises:
+        UserError: If another class is registered under the same name.
+    """
+    return add_class(ESTIMATORS, kind)
+
+
 __all__ = [
     "ARTBP",
     "ESTIMATORS",
@@ -51,4 +72,5 @@ __all__ = [
     "Reparameterization",
     "TruncatedBackprop",
     "TruncatedES",
+    "register_estimator",
 ]

@@ -19,7 +19,7 @@ CHECKPOINTS_DIR = "checkpoints"
 
 def exportable(config: MetaTrainConfig) -> bool:
     """Check whether theta belongs to a learned optimizer."""
-    return any(isinstance(system, InnerTraining) for system in config.systems)
+    return any(system.learned_optimizer for system in config.systems)
 
 
 def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:

@@ -1,12 +1,13 @@
 """Registry of datasets by name.
 
-To register a dataset, add one line to `DATASETS`.
+To register a dataset, add one line to `DATASETS`, or call `register_dataset` at
+run time.
 """
 
-import difflib
 import functools
 from pathlib import Path
 
+from lopt.errors import UserError, lookup
 from tasks.base import Split
 from tasks.datasets.base import Dataset, Examples, StoredSplit
 from tasks.datasets.embedded import Embedded, Friedman
@@ -14,7 +15,16 @@ from tasks.datasets.images import TfdsImages
 from tasks.datasets.tables import CsvTable, read_csv
 from tasks.prepared import DataError, data_dir
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Examples", "StoredSplit", "get", "load"]
+__all__ = [
+    "DATASETS",
+    "DataError",
+    "Dataset",
+    "Examples",
+    "StoredSplit",
+    "get",
+    "load",
+    "register_dataset",
+]
 
 _CIFAR_MEAN, _CIFAR_STD = (125.3, 123.0, 113.9), (63.0, 62.1, 66.7)
 
@@ -51,7 +61,7 @@ def get(name: str) -> Dataset:
             directory unless it is absolute. The file is read to find its shape.
 
     Raises:
-        ValueError: If `name` is neither.
+        UserError: If `name` is neither.
         DataError: If the CSV file cannot be read.
     """
     if name in DATASETS:
@@ -59,11 +69,20 @@ def get(name: str) -> Dataset:
     if name.endswith(".csv"):
         num, width = read_csv(data_dir() / name).shape
         return CsvTable(name, (width - 1,), 0, num - num // 5, "a table", name)
-    close = difflib.get_close_matches(name, DATASETS, n=1)
-    raise ValueError(
-        f"`dataset` must be one of {', '.join(DATASETS)}, or a path that ends in .csv; "
-        f"got {name!r}. Try {(close or ['digits'])[0]}."
-    )
+    return lookup("dataset or CSV file", name, DATASETS)
+
+
+def register_dataset(dataset: Dataset) -> None:
+    """Register a dataset under its name.
+
+    Raises:
+        UserError: If another dataset has this name.
+    """
+    if DATASETS.setdefault(dataset.name, dataset) != dataset:
+        raise UserError(
+            f"`dataset.name` must not be the name of another dataset; got "
+            f"{dataset.name!r}. Try my-{dataset.name}."
+        )
 
 
 def load(name: str, split: Split) -> StoredSplit:

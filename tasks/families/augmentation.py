@@ -118,12 +118,10 @@ class Reparameterized(LogUniform):
 
             return jax.tree.map(divide, problem.init_params(key), constants)
 
-        loss = unscaled(problem.loss)
-        same = problem.measure == problem.loss
         return problem._replace(
             init_params=init,
-            loss=loss,
-            measure=loss if same else unscaled(problem.measure),
+            loss=unscaled(problem.loss),
+            measure=problem.measure and unscaled(problem.measure),
             error=problem.error and unscaled(problem.error),
         )
 
@@ -152,7 +150,7 @@ class ScaledLoss(LogUniform):
         def scaled(params, batch):
             return constants * problem.loss(params, batch)
 
-        return problem._replace(loss=scaled)
+        return problem._replace(loss=scaled, measure=problem.reported)
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class NoisyGradient(Augmentation):
         return problem._replace(
             sample_batch=sample_batch,
             loss=loss,
-            measure=quiet(problem.measure),
+            measure=quiet(problem.reported),
             error=problem.error and quiet(problem.error),
         )
 

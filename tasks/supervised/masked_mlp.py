@@ -93,4 +93,4 @@ class _Masked(Augmentation):
 
         loss = masked(problem.loss)
         error = problem.error and masked(problem.error)
-        return problem._replace(loss=loss, measure=loss, error=error)
+        return problem._replace(loss=loss, measure=None, error=error)

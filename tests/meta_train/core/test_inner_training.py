@@ -30,7 +30,7 @@ def test_the_loss_is_taken_on_the_split_that_was_asked_for(measure, key):
     data, theta, state = start(system, key)
     x = system.sample_input(data, state, key)
     following, loss = system.step(theta, state, x)
-    batch = x.train if measure == "train-loss" else x.validation
+    batch = x.train if measure == "train-loss" else x.held_out
     np.testing.assert_allclose(loss, TASK.loss(state.params, batch), rtol=1e-6)
     own = {row.tobytes() for row in np.asarray(TASK.load("validation").whole().inputs)}
     from_validation = [row.tobytes() in own for row in np.asarray(batch.inputs)]

@@ -114,7 +114,7 @@ def test_a_bad_text_is_refused(content, complaint, directory):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"dataset": "digts"}, "got 'digts'. Try digits"),
+        ({"dataset": "digts"}, "'digts'. Did you mean 'digits'"),
         ({"batch_size": 2_000}, "1438 training examples of digits; got 2000"),
         ({"width": 0}, "`width` must be at least 1"),
         ({"l2": -1.0}, "`l2` must not be negative"),

@@ -45,7 +45,7 @@ def test_a_reparameterised_task_has_the_same_losses_and_other_slopes(per, key):
     assert (len({float(x.ravel()[0]) for x in jax.tree.leaves(factors)}) == 1) == (
         per == "run"
     )
-    for name in ("loss", "measure", "error"):
+    for name in ("loss", "reported", "error"):
         ours, theirs = (
             getattr(problem, name)(p, batch)
             for problem, p in ((changed, scaled), (plain, params))
@@ -72,7 +72,7 @@ def test_a_scaled_loss_is_measured_without_its_factor(key):
     (factor, _), (plain, params, batch), (changed, *_) = problems(ScaledLoss(TASK), key)
     expected = plain.loss(params, batch)
     np.testing.assert_allclose(changed.loss(params, batch), factor * expected)
-    np.testing.assert_allclose(changed.measure(params, batch), expected)
+    np.testing.assert_allclose(changed.reported(params, batch), expected)
 
 
 def test_noise_is_added_to_gradients_and_to_nothing_else(key):

@@ -123,8 +123,7 @@ def candidates(
                 window = dataclasses.replace(estimator.truncation, length=length)
             except ValueError as error:
                 raise UserError(str(error)) from error
-            size = {"num_pairs": population, "num_episodes": population}
-            other = convert(estimator, kind, truncation=window, **size)
+            other = convert(estimator, kind, truncation=window).resized(population)
             try:
                 compatibility.check(other)
             except UserError as error:

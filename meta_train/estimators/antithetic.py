@@ -34,6 +34,7 @@ class PairEstimator(PopulationEstimator):
 
     derivatives: ClassVar[Derivatives] = "none"
     num_unrolls: ClassVar[int] = 2
+    population_field: ClassVar[str] = "num_pairs"
 
     num_pairs: int = 64
     """Number of antithetic pairs; the population has two particles per pair."""
@@ -48,11 +49,6 @@ class PairEstimator(PopulationEstimator):
     def __post_init__(self):
         check_at_least_one("num_pairs", self.num_pairs)
         check_std(self.std)
-
-    @property
-    @override
-    def population_size(self) -> int:
-        return self.num_pairs
 
     @abstractmethod
     def update_pair(

@@ -5,7 +5,7 @@ state are arguments of pure functions.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self, TypeAlias
 
 from flax import struct
@@ -40,6 +40,9 @@ class GradientEstimator(ABC):
     num_unrolls: ClassVar[int]
     """Trajectories unrolled in parallel by each member of the population."""
 
+    population_field: ClassVar[str]
+    """Field of the population size: ``"num_pairs"`` or ``"num_episodes"``."""
+
     truncation: Truncation
     """Window length and horizon."""
     deterministic: bool = field(default=False, kw_only=True)
@@ -52,15 +55,13 @@ class GradientEstimator(ABC):
         """Whether the expectation is the gradient, for quadratic losses or std -> 0."""
 
     @property
-    @abstractmethod
     def population_size(self) -> int:
         """Length of the leading axis: number of antithetic pairs or episodes."""
+        return getattr(self, self.population_field)
 
     def resized(self, num: int) -> Self:
         """Replace the population size by `num`."""
-        sizes = {"num_pairs", "num_episodes"}
-        (name,) = [f.name for f in fields(self) if f.name in sizes]
-        return replace(self, **{name: num})
+        return replace(self, **{self.population_field: num})
 
     @property
     def steps_per_update(self) -> float:

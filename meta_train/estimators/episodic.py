@@ -28,6 +28,7 @@ class EpisodeEstimator(PopulationEstimator):
 
     derivatives: ClassVar[Derivatives] = "reverse"
     num_unrolls: ClassVar[int] = 1
+    population_field: ClassVar[str] = "num_episodes"
     one_by_one: ClassVar[bool] = False
     """Whether to update members sequentially, as their number of steps differs."""
 
@@ -36,11 +37,6 @@ class EpisodeEstimator(PopulationEstimator):
 
     def __post_init__(self):
         check_at_least_one("num_episodes", self.num_episodes)
-
-    @property
-    @override
-    def population_size(self) -> int:
-        return self.num_episodes
 
     @abstractmethod
     def update_episode(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def convolve(
+def conv2d(
     inputs: Float[Array, "n h w c"],
     kernel: Float[Array, "kh kw c outputs"],
     strides: tuple[int, int],

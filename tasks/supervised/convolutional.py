@@ -9,10 +9,10 @@ from jaxtyping import Array, Float
 from typing_extensions import override
 
 from tasks import datasets
-from tasks.ops.conv2d import convolve
+from tasks.ops.conv2d import conv2d
 from tasks.supervised.base import Activation, Supervised
 
-_conv = functools.partial(nn.Conv, conv_general_dilated=convolve)
+_conv = functools.partial(nn.Conv, conv_general_dilated=conv2d)
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ def make(kind, problem, length, **fields):
     """Build an estimator with a population size that suits the cost of a member."""
     names = {field.name for field in dataclasses.fields(kind)}
     fields = OTHER_FIELDS | {"std": PROBLEMS[problem].std} | fields
-    if "num_pairs" in names:
+    if kind.population_field == "num_pairs":
         fields["num_pairs"] = 1024
-    if "num_episodes" in names:
+    else:
         fields["num_episodes"] = 64 if kind.one_by_one else 512
         fields["std"] = 1e-4  # derivatives need no finite perturbation
     fields = {name: value for name, value in fields.items() if name in names}

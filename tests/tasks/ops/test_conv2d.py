@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tasks.ops.conv2d import convolve
+from tasks.ops.conv2d import conv2d
 
 
 @pytest.mark.parametrize("size", [7, 8])
@@ -30,6 +30,6 @@ def test_it_is_what_jax_computes(kernel, stride, size, key):
     expected = results(jax.lax.conv_general_dilated)
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-4),
-        results(convolve),
+        results(conv2d),
         expected,
     )

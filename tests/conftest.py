@@ -14,6 +14,8 @@ import chex
 import jax
 import pytest
 
+from lopt.registry import OPTIMIZERS
+from meta_train.estimators import ESTIMATORS
 from tasks import datasets, zoo
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -34,6 +36,17 @@ def needs_data(problem):
     except datasets.DataError as error:
         return [pytest.mark.skip(reason=f"NO DATA: {error}")]
     return []
+
+
+@pytest.fixture(autouse=True)
+def _restored_registries():
+    """Undo registrations of a test."""
+    registries: Any = (OPTIMIZERS, ESTIMATORS, zoo.ZOO, datasets.DATASETS)
+    before = [dict(registry) for registry in registries]
+    yield
+    for registry, old in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(old)
 
 
 @pytest.fixture(autouse=True)

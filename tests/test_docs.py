@@ -32,7 +32,7 @@ def test_python_in_the_documentation_runs(block, tmp_path, monkeypatch, key):
     lopt.save(demo / "optimizer.safetensors", optimizer, theta)
     scope = {}
     exec(compile(block, "documentation", "exec"), scope)
-    results = [scope.get(name) for name in ("params", "estimate", "row")]
+    results = [scope.get(name) for name in ("params", "theta", "estimate", "row")]
     assert any(jax.tree.leaves(result) for result in results)
 
 

@@ -2,23 +2,22 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 import lopt
-from lopt.registry import OPTIMIZERS, register_optimizer
+from lopt.registry import register_optimizer
 from meta_train.config.config import MetaTrainConfig, read_config, write_config
 from meta_train.config.preset_configs import CONFIGS, compose
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation
-from meta_train.estimators import ESTIMATORS, PES, TruncatedES, register_estimator
+from meta_train.estimators import PES, TruncatedES, register_estimator
 from tasks import datasets
 from tasks.datasets.embedded import Friedman
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.quadratic import RandomQuadratic
-from tasks.zoo import ZOO, register_task, unique_names
+from tasks.zoo import register_task, unique_names
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,6 @@ class WideQuadratic(RandomQuadratic):
     """A registered task."""
 
     dim: int = 32
-
-
-@pytest.fixture(autouse=True)
-def _restored_registries():
-    registries: Any = (OPTIMIZERS, ESTIMATORS, ZOO, datasets.DATASETS)
-    before = [dict(registry) for registry in registries]
-    yield
-    for registry, old in zip(registries, before, strict=True):
-        registry.clear()
-        registry.update(old)
 
 
 def test_a_run_directory_of_registered_classes_is_read(tmp_path):

@@ -31,7 +31,7 @@ from lopt.optimizers.tensor_statistics import FEATURES
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES
-from meta_train.core.trainer import mean_losses
+from meta_train.outer.trainer import mean_losses
 from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
 
 TASKS = (

@@ -19,11 +19,11 @@ import jax
 from lopt.cli.main import tune_cpu_compiler
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from meta_train.core.inner_training import InnerTraining
-from meta_train.core.outer_optimizer import OuterAdam
-from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
-from meta_train.devices import cpu_devices
 from meta_train.estimators import PES
+from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.trainer import Trainer
+from meta_train.runtime import cpu_devices
 from tasks.supervised.mlp import MLP
 
 

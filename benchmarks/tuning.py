@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from evaluation.baselines.optimizers import (
+from evaluation.baselines import (
     BASELINES,
     SCHEDULES,
     Baseline,

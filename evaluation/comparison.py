@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import lopt
-from evaluation.baselines.optimizers import BASELINES
+from evaluation.baselines import BASELINES
 from evaluation.report.results import to_json
 from evaluation.scores import score
 from evaluation.suites import (
@@ -23,7 +23,7 @@ from evaluation.training.plan import Contender, Plan
 from lopt.base import LearnedOptimizer
 from lopt.cache_directory import cache_folder
 from lopt.errors import UserError, lookup
-from meta_train.core.trainer import initial_theta
+from meta_train.outer.trainer import initial_theta
 
 
 def evaluate(

@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from evaluation import statistics
-from evaluation.baselines.grid_search import METRICS
-from evaluation.baselines.optimizers import (
+from evaluation.baselines import (
     BASELINES,
     NUM_RATES,
     RATES_PER_DECADE,
@@ -21,6 +20,7 @@ from evaluation.baselines.optimizers import (
 from evaluation.statistics import Interval
 from evaluation.suites import TRAINED
 from evaluation.training.cases import REFERENCE_EXTENSION, CaseRuns, Method
+from evaluation.training.grid_search import METRICS
 from evaluation.training.plan import REFERENCE, Plan
 
 SCHEMA = 4

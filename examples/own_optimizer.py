@@ -20,10 +20,10 @@ import lopt
 from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 from lopt.registry import OPTIMIZERS
 from meta_train.core.inner_training import InnerTraining
-from meta_train.core.outer_optimizer import OuterAdam
-from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
+from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.trainer import Trainer
 from tasks.synthetic.quadratic import RandomQuadratic
 
 

@@ -18,12 +18,12 @@ from tasks.families.augmentation import (
     ScaledLoss,
     SmallerBatches,
 )
+from tasks.families.masked_mlp import MaskedMLP
 from tasks.families.random_data import AnyDataset, ClassSubset, PermutedLabels
 from tasks.supervised.autoencoder import Autoencoder, VariationalAutoencoder
 from tasks.supervised.convolutional import ConvNet, MyrtleResNet, ResNet
 from tasks.supervised.language import RecurrentLM, TransformerLM
 from tasks.supervised.linear import Linear
-from tasks.supervised.masked_mlp import MaskedMLP
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.analytic import MatrixFactorisation, Rosenbrock
 from tasks.synthetic.quadratic import QuadraticFamily, RandomQuadratic

@@ -51,7 +51,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     )
     import lopt
     from evaluation import evaluate
-    from evaluation.baselines.optimizers import BASELINES
+    from evaluation.baselines import BASELINES
     from evaluation.cli.summary import print_summary
     from evaluation.report.write import write_report
     from evaluation.suites import SUITES

@@ -87,7 +87,7 @@ def _show(options: _Tasks) -> int:
     import jax.numpy as jnp
     import numpy as np
 
-    from evaluation.baselines.optimizers import Baseline, Setting
+    from evaluation.baselines import Baseline, Setting
     from evaluation.training.batched import Runs, train
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable

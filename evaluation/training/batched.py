@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key
 from optax import contrib
 
-from evaluation.baselines.optimizers import Fixed
+from evaluation.baselines import Fixed
 from evaluation.training.flat_parameters import Unravel, flat_systems, unraveler
 from lopt.base import LearnedOptimizer, Theta
 from meta_train.core.inner_training import InnerTraining, InnerTrainingState, Splits

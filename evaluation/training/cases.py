@@ -10,8 +10,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from evaluation.baselines.grid_search import METRICS, Metric, Tuned, tune
-from evaluation.baselines.optimizers import (
+from evaluation.baselines import (
     BASELINES,
     Baseline,
     Setting,
@@ -23,6 +22,7 @@ from evaluation.suites import Case
 from evaluation.training.batched import Curves, Runs, select_keys
 from evaluation.training.cache import Cache, name_of
 from evaluation.training.costs import StepCost, Timer, prepare_gradient, prepare_update
+from evaluation.training.grid_search import METRICS, Metric, Tuned, tune
 from evaluation.training.plan import REFERENCE, Bound, Contender, Plan, bind
 from lopt.base import LearnedOptimizer, Theta
 from lopt.errors import UserError, lookup

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from evaluation.baselines.optimizers import Fixed
+from evaluation.baselines import Fixed
 from lopt.base import LearnedOptimizer, Theta
 from meta_train.core.inner_training import InnerTraining, InnerTrainingState, Splits
 from tasks.base import Family

@@ -11,7 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
-from evaluation.baselines.optimizers import Baseline
+from evaluation.baselines import Baseline
 from lopt.base import LearnedOptimizer, NumSteps, Theta
 from meta_train.core.inner_training import InnerTraining
 from tasks.base import Family, Params

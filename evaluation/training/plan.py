@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Key
 
 import lopt
-from evaluation.baselines.optimizers import BASELINES, Fixed
+from evaluation.baselines import BASELINES, Fixed
 from lopt.base import LearnedOptimizer, Theta
 from lopt.errors import UserError
 

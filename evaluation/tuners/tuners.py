@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from evaluation.tuners.episodes import EpisodeBatch, OuterProblem
 from lopt.errors import UserError
-from meta_train.core.trainer import Trainer
+from meta_train.outer.trainer import Trainer
 from tasks.base import Data, Theta
 
 

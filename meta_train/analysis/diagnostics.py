@@ -15,10 +15,10 @@ from jaxtyping import PRNGKeyArray
 
 from lopt.errors import UserError, lookup
 from lopt.files.dataclass_json import convert
-from meta_train.analysis.compatibility import Compatibility
 from meta_train.analysis.hlo_cost import ProgramCost, cost
 from meta_train.core.truncation import Episode
 from meta_train.estimators import ESTIMATORS, FullBackprop, FullES, GradientEstimator
+from meta_train.outer.compatibility import Compatibility
 from tasks.base import Data, State, Theta, UnrolledSystem
 
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 
 from lopt.errors import UserError
 from meta_train.analysis.hlo_cost import Collective, Work, count_work, find_collectives
-from meta_train.core.trainer import Trainer
 from meta_train.devices import sharding
+from meta_train.outer.trainer import Trainer
 from tasks.base import Data
 
 
@@ -148,12 +148,12 @@ def estimate_resources(
     sharding.check(population, num)
     shapes = trainer.shapes(data)
     mesh = Mesh(np.array(devices), (sharding.AXIS,), axis_types=(AxisType.Auto,))
-    everywhere = NamedSharding(mesh, PartitionSpec())
+    everywhere = sharding.replicated(mesh)
 
     def like(x, where):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
-    state = jax.tree.map(like, shapes, sharding.shardings(shapes, mesh))
+    state = jax.tree.map(like, shapes, shapes.shardings(mesh))
     inputs = jax.tree.map(lambda x: like(x, everywhere), data)
     count = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     with jax.set_mesh(mesh):

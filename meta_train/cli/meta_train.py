@@ -51,7 +51,8 @@ def meta_train(arguments: Sequence[str]) -> int:
         preset.check_prepared(flags)
     from meta_train.config.config import MetaTrainConfig
     from meta_train.config.preset_configs import CONFIGS, compose
-    from meta_train.devices import cpu_devices, distributed
+    from meta_train.devices import distributed
+    from meta_train.runtime import cpu_devices
     from meta_train.runtime.run import meta_train as run
 
     launch = distributed.Launch(**vars(launched))

@@ -27,9 +27,9 @@ def plot(arguments: Sequence[str]) -> int:
             "learned step sizes of a run."
         ),
     )
-    from meta_train.analysis.plot import draw, learned_steps
     from meta_train.config.config import read_config
     from meta_train.runtime.export import restore
+    from meta_train.runtime.plot import draw, learned_steps
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
 

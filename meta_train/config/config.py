@@ -13,10 +13,10 @@ from lopt.files.dataclass_json import differences, from_dict, to_dict
 from lopt.registry import OPTIMIZERS
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES, Objective
-from meta_train.core.outer_optimizer import OuterAdam
-from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, GradientEstimator
+from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.trainer import Trainer
 from tasks.base import Family, ParameterizedFamily, UnrolledSystem
 from tasks.zoo import ZOO, task_classes, unique_names
 

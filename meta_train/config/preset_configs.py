@@ -15,9 +15,9 @@ from lopt.registry import OPTIMIZERS
 from meta_train.config.config import MetaTrainConfig
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.measures import Measure
-from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, PES
+from meta_train.outer.outer_optimizer import OuterAdam
 from tasks.base import Family, ParameterizedFamily
 from tasks.families.augmentation import Augmentation
 from tasks.supervised.mlp import MLP

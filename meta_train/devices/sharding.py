@@ -1,16 +1,13 @@
 """Sharding: populations are split over all devices, all other arrays replicated."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lopt.errors import UserError
-
-if TYPE_CHECKING:
-    from meta_train.core.trainer import OuterState
 
 AXIS = "pairs"
 # Size in bytes from which members count as large, see `prefer_one_by_one`.
@@ -42,38 +39,32 @@ def replicate(tree: Tree) -> Tree:
     Args:
         tree: Pytree of arrays with identical values in all processes.
     """
-    everywhere = NamedSharding(mesh(), PartitionSpec())
+    everywhere = replicated(mesh())
     if jax.process_count() == 1:
         return jax.device_put(tree, everywhere)
     local = jax.make_array_from_process_local_data
     return jax.tree.map(lambda x: local(everywhere, x, x.shape), tree)
 
 
-def place(state: "OuterState") -> "OuterState":
-    """Shard the populations over the devices and replicate the rest of the state."""
-    return jax.device_put(state, shardings(state, mesh()))
-
-
 def replicated_shapes(shapes: Tree) -> Tree:
     """Attach a replicated sharding to every leaf of a pytree of shapes."""
-    everywhere = NamedSharding(mesh(), PartitionSpec())
+    everywhere = replicated(mesh())
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), shapes
     )
 
 
-def shardings(state: "OuterState", mesh: Mesh) -> "OuterState":
-    """Create the sharding of each leaf of `state` on `mesh`."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Sharding of an array with a copy on every device of `mesh`."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def split(mesh: Mesh) -> NamedSharding:
+    """Sharding of a population over the devices of `mesh`."""
     # Use an empty spec on a single device. With an axis name, the sharding of the
     # outputs would compare different from that of the inputs, and JAX would compile
     # the step twice.
-    split = NamedSharding(mesh, PartitionSpec(*(AXIS,) if mesh.size > 1 else ()))
-
-    def on(tree, sharding):
-        return jax.tree.map(lambda _: sharding, tree)
-
-    return on(state, everywhere).replace(populations=on(state.populations, split))
+    return NamedSharding(mesh, PartitionSpec(*(AXIS,) if mesh.size > 1 else ()))
 
 
 def constrain(populations: Tree) -> Tree:

@@ -15,8 +15,8 @@ import jax
 import orbax.checkpoint as ocp
 
 from lopt.errors import UserError
-from meta_train.core.trainer import OuterState
 from meta_train.devices import distributed
+from meta_train.outer.trainer import OuterState
 
 _MANIFEST = "sha256.json"
 _NUM_KEPT = 3

@@ -10,7 +10,7 @@ from lopt.errors import UserError
 from lopt.files.dataclass_json import to_dict
 from meta_train.config.config import MetaTrainConfig, read_config
 from meta_train.core.inner_training import InnerTraining
-from meta_train.core.trainer import Best, OuterState
+from meta_train.outer.trainer import Best, OuterState
 from meta_train.runtime.checkpoint import Checkpoints
 
 OPTIMIZER_FILE = "optimizer.safetensors"

@@ -17,11 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lopt.files.dataclass_json import to_dict
-from meta_train.analysis.plot import draw
 from meta_train.config.config import MetaTrainConfig, write_config
 from meta_train.core.objectives import OBJECTIVES
-from meta_train.core.trainer import Best, OuterState, Trainer, mean_losses
 from meta_train.devices import distributed, sharding
+from meta_train.outer.trainer import Best, OuterState, Trainer, mean_losses
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.export import (
     CHECKPOINTS_DIR,
@@ -30,6 +29,7 @@ from meta_train.runtime.export import (
     exportable,
 )
 from meta_train.runtime.metrics import MetricsLog
+from meta_train.runtime.plot import draw
 from meta_train.runtime.progress import ProgressReport
 from meta_train.runtime.run_directory import check_writable, lock_run_directory
 from tasks.base import Data
@@ -159,7 +159,7 @@ def resume(
         return jnp.concatenate([kept, spaced(fresh, new - old)])
 
     populations = jax.tree.map(resize, state.populations, fresh.populations)
-    return sharding.place(state.replace(populations=populations))
+    return state.replace(populations=populations).placed()
 
 
 class _UpdateSchedule(NamedTuple):

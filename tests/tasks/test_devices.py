@@ -4,12 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from evaluation.baselines.optimizers import Baseline
+from evaluation.baselines import Baseline
 from meta_train.core.inner_training import InnerTraining
-from meta_train.core.outer_optimizer import OuterAdam
-from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
+from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.trainer import Trainer
 from tasks.base import Family
 from tasks.zoo import ZOO
 from tests.conftest import needs_data, on_devices

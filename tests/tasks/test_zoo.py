@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from evaluation.baselines.optimizers import Baseline, setting
+from evaluation.baselines import Baseline, setting
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.unroll import unroll
 from tasks.base import Family, ParameterizedFamily, UnrolledSystem

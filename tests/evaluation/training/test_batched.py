@@ -8,9 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from evaluation.baselines import optimizers as baselines
-from evaluation.baselines.grid_search import tune
-from evaluation.baselines.optimizers import (
+from evaluation.baselines import (
     BASELINES,
     Baseline,
     Fixed,
@@ -18,10 +16,12 @@ from evaluation.baselines.optimizers import (
     candidate,
     setting,
 )
+from evaluation.baselines import optimizers as baselines
 from evaluation.suites import Case
 from evaluation.training import batched as runs
 from evaluation.training.batched import Runs, train
 from evaluation.training.cache import Cache, name_of
+from evaluation.training.grid_search import tune
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.quadratic import QuadraticFamily, RandomQuadratic
 

@@ -14,10 +14,10 @@ from lopt.errors import UserError
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.inner_training import InnerTraining
-from meta_train.core.outer_optimizer import OuterAdam
-from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
+from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.trainer import Trainer
 from tasks.synthetic.quadratic import RandomQuadratic
 
 SYSTEM = InnerTraining(RandomQuadratic(dim=4), ScheduledSGD())

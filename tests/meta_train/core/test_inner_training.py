@@ -6,13 +6,13 @@ import numpy as np
 import optax
 import pytest
 
-from evaluation.baselines.optimizers import Baseline, setting
+from evaluation.baselines import Baseline, setting
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.unroll import unroll
 from tasks import datasets
 from tasks.families.augmentation import ScaledLoss
-from tasks.supervised.masked_mlp import MaskedMLP
+from tasks.families.masked_mlp import MaskedMLP
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.quadratic import RandomQuadratic
 

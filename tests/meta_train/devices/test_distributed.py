@@ -22,7 +22,7 @@ SECONDS = 90  # default timeout
 LOPT = "from lopt.cli.main import main; sys.exit(main(sys.argv[1:]))"
 FAILING = """
 import jax
-from meta_train.core.trainer import Trainer
+from meta_train.outer.trainer import Trainer
 run = Trainer.run
 def fail(self, data, state, num):
     if jax.process_index() == 1 and int(state.step) >= 600:

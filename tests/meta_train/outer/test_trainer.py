@@ -9,10 +9,10 @@ import pytest
 
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
 from meta_train.core.inner_training import InnerTraining
-from meta_train.core.outer_optimizer import OuterAdam
-from meta_train.core.trainer import Trainer
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, PES
+from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.trainer import Trainer
 from tasks.synthetic.quadratic import RandomQuadratic
 from tasks.synthetic.toy_regression import ToyRegression
 from tasks.systems.influence_balancing import InfluenceBalancing

@@ -14,9 +14,9 @@ from lopt.optimizers.scheduled_sgd import ScheduledSGD
 from meta_train.config.config import MetaTrainConfig
 from meta_train.config.preset_configs import CONFIGS, compose
 from meta_train.core.inner_training import InnerTraining
-from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
+from meta_train.outer.outer_optimizer import OuterAdam
 from meta_train.runtime.export import export_run, restore
 from meta_train.runtime.run import meta_train
 from tasks.systems.influence_balancing import InfluenceBalancing

@@ -9,11 +9,11 @@ import pytest
 
 from lopt.errors import UserError
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
-from meta_train.analysis.compatibility import Compatibility
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import FinalLoss
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, RTRL, FullBackprop, PESAnalytic
+from meta_train.outer.compatibility import Compatibility
 from tasks.supervised.mlp import MLP
 from tasks.systems.influence_balancing import InfluenceBalancing
 

@@ -10,7 +10,7 @@ from tests.conftest import command_environment
 CODE = """
 import jax
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
-from meta_train.devices import cpu_devices
+from meta_train.runtime import cpu_devices
 from meta_train.core.inner_training import InnerTraining
 from tasks.supervised.mlp import MLP
 

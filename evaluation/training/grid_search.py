@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Array, Float, Key
 
-from evaluation.baselines.optimizers import (
+from evaluation.baselines import (
     RATES_PER_DECADE,
     SCHEDULES,
     Candidate,

@@ -10,9 +10,9 @@ import pytest
 
 from lopt.errors import UserError
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
-from meta_train.analysis.plot import draw, learned_steps, step_sizes
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.inner_training import InnerTraining
+from meta_train.runtime.plot import draw, learned_steps, step_sizes
 from tasks.synthetic.quadratic import RandomQuadratic
 
 

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from meta_train.analysis.compatibility import Compatibility
-from meta_train.core.outer_optimizer import OuterAdam
 from meta_train.core.unroll import unroll
 from meta_train.devices import sharding
 from meta_train.estimators.base import Estimate, GradientEstimator
+from meta_train.outer.compatibility import Compatibility
+from meta_train.outer.outer_optimizer import OuterAdam
 from tasks.base import Data, State, Theta, UnrolledSystem
 
 
@@ -61,6 +62,16 @@ class OuterState(struct.PyTreeNode):
         """Theta to evaluate and export: the moving average, if there is one."""
         return self.average if jax.tree.leaves(self.average) else self.theta
 
+    def shardings(self, mesh: Mesh) -> "OuterState":
+        """Sharding of each leaf: populations are split, all other leaves replicated."""
+        everywhere = jax.tree.map(lambda _: sharding.replicated(mesh), self)
+        populations = jax.tree.map(lambda _: sharding.split(mesh), self.populations)
+        return everywhere.replace(populations=populations)
+
+    def placed(self) -> "OuterState":
+        """Place the state on the devices."""
+        return jax.device_put(self, self.shardings(sharding.mesh()))
+
 
 @dataclass(frozen=True)
 class Trainer:
@@ -100,7 +111,7 @@ class Trainer:
         """Initialize the state and place it on the devices."""
         key = sharding.replicate(jax.random.key(seed))
         with jax.set_mesh(sharding.mesh()):
-            return sharding.place(self._init(data, key))
+            return self._init(data, key).placed()
 
     def shapes(self, data: tuple[Data, ...]) -> OuterState:
         """Compute the shapes and dtypes of the state by abstract evaluation."""

@@ -1,1 +1,0 @@
-"""Baseline optimizers and the grid search over their learning rates."""

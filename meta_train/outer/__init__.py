@@ -1,0 +1,1 @@
+"""The outer loop: trainer, outer optimizer and their checks."""

@@ -45,7 +45,7 @@ $(VENV)/.venv:
 
 $(VENV)/.installed: $(VENV)/.venv pyproject.toml constraints.txt
 	@echo 'Installing lopt into $(VENV) (a minute or two the first time)'
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[train]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -17,18 +17,14 @@ import optax
 from typing_extensions import override
 
 import lopt
-from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
-from lopt.registry import OPTIMIZERS
-from meta_train.core.inner_training import InnerTraining
-from meta_train.core.truncation import Truncation
-from meta_train.estimators import PES
-from meta_train.outer.outer_optimizer import OuterAdam
-from meta_train.outer.trainer import Trainer
-from tasks.synthetic.quadratic import RandomQuadratic
+import tasks
+from meta_train import PES, InnerTraining, OuterAdam, Trainer, Truncation
 
 
+# Registered, because `lopt.load` finds the architecture of a file by name.
+@lopt.register_optimizer
 @dataclass(frozen=True)
-class SignMix(PerTensorOptimizer):
+class SignMix(lopt.PerTensorOptimizer):
     """Momentum and sign of momentum, each with a learned learning rate.
 
     With gradient ``g``, step ``t`` and horizon ``T``, the update of a tensor is::
@@ -49,21 +45,17 @@ class SignMix(PerTensorOptimizer):
         return jnp.zeros_like(param, dtype=jnp.float32)
 
     @override
-    def update_tensor(self, theta, tensor: LeafInputs, info: StepInfo):
+    def update_tensor(self, theta, tensor: lopt.LeafInputs, info: lopt.StepInfo):
         momentum = self.decay * tensor.state + (1 - self.decay) * tensor.grad
         rate, sign_rate = jnp.exp(theta) * (1 - info.progress)
         return -rate * momentum - sign_rate * jnp.sign(momentum), momentum
 
 
-# Register the class, because `lopt.load` finds the architecture of a file by name.
-OPTIMIZERS["SignMix"] = SignMix
-
-
 def main(path: str, num_outer_steps: int) -> None:
     """Meta-train, print the meta-loss before and after, export to `path` and load."""
-    task = RandomQuadratic()
+    system = InnerTraining(tasks.RandomQuadratic(), SignMix())
     trainer = Trainer(
-        systems=(InnerTraining(task, SignMix()),),
+        systems=(system,),
         estimator=PES(Truncation(length=10, horizon=100), num_pairs=32, std=0.1),
         outer_optimizer=OuterAdam(learning_rate=0.05),
         num_outer_steps=num_outer_steps,

@@ -11,8 +11,7 @@ import argparse
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from sklearn.datasets import load_digits
 
 import lopt

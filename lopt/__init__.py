@@ -1,81 +1,61 @@
 """Learned optimizers: families of optax optimizers parameterized by `theta`."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lopt import lazy
 
 if TYPE_CHECKING:
-    from lopt.adapter import PerTensorOptimizer, TensorOptimizer
-    from lopt.base import LearnedOptimizer
-    from lopt.errors import UserError
-    from lopt.files.format import load_theta, read_card, save
-    from lopt.files.load import load
-    from lopt.optimizers.adafactor_mlp import AdafactorMLP
-    from lopt.optimizers.classical import LearnedAdam, LearnedMomentum, LearnedSGD
-    from lopt.optimizers.coordinate_lstm import CoordinateLSTM
-    from lopt.optimizers.hierarchical_rnn import HierarchicalRNN
-    from lopt.optimizers.hyper_lstm import HyperLSTM
-    from lopt.optimizers.learned_muon import LearnedMuon
-    from lopt.optimizers.mu_transfer import MuTransfer
-    from lopt.optimizers.normalized_mlp import NormalizedMLP
-    from lopt.optimizers.per_parameter_mlp import PerParameterMLP
-    from lopt.optimizers.scheduled_sgd import ScheduledSGD
-    from lopt.pretrained import list_pretrained
+    from lopt.adapter import (
+        LeafInputs as LeafInputs,
+        PerTensorOptimizer as PerTensorOptimizer,
+        StepInfo as StepInfo,
+        TensorOptimizer as TensorOptimizer,
+    )
+    from lopt.base import LearnedOptimizer as LearnedOptimizer
+    from lopt.errors import UserError as UserError
+    from lopt.files.format import (
+        load_theta as load_theta,
+        read_card as read_card,
+        save as save,
+    )
+    from lopt.files.load import load as load
+    from lopt.optimizers.adafactor_mlp import AdafactorMLP as AdafactorMLP
+    from lopt.optimizers.classical import (
+        LearnedAdam as LearnedAdam,
+        LearnedMomentum as LearnedMomentum,
+        LearnedSGD as LearnedSGD,
+    )
+    from lopt.optimizers.coordinate_lstm import CoordinateLSTM as CoordinateLSTM
+    from lopt.optimizers.hierarchical_rnn import HierarchicalRNN as HierarchicalRNN
+    from lopt.optimizers.hyper_lstm import HyperLSTM as HyperLSTM
+    from lopt.optimizers.learned_muon import LearnedMuon as LearnedMuon
+    from lopt.optimizers.mu_transfer import MuTransfer as MuTransfer
+    from lopt.optimizers.normalized_mlp import NormalizedMLP as NormalizedMLP
+    from lopt.optimizers.per_parameter_mlp import PerParameterMLP as PerParameterMLP
+    from lopt.optimizers.scheduled_sgd import ScheduledSGD as ScheduledSGD
+    from lopt.pretrained import list_pretrained as list_pretrained
+    from lopt.registry import (
+        OPTIMIZERS as OPTIMIZERS,
+        register_optimizer as register_optimizer,
+    )
 
-__all__ = [
-    "AdafactorMLP",
-    "CoordinateLSTM",
-    "HierarchicalRNN",
-    "HyperLSTM",
-    "LearnedAdam",
-    "LearnedMomentum",
-    "LearnedMuon",
-    "LearnedOptimizer",
-    "LearnedSGD",
-    "MuTransfer",
-    "NormalizedMLP",
-    "PerParameterMLP",
-    "PerTensorOptimizer",
-    "ScheduledSGD",
-    "TensorOptimizer",
-    "UserError",
-    "list_pretrained",
-    "load",
-    "load_theta",
-    "read_card",
-    "save",
-]
-
-# Names are imported on first access, so that `lopt --help` does not import jax.
-_HOMES = {
-    "AdafactorMLP": "lopt.optimizers.adafactor_mlp",
-    "CoordinateLSTM": "lopt.optimizers.coordinate_lstm",
-    "HierarchicalRNN": "lopt.optimizers.hierarchical_rnn",
-    "HyperLSTM": "lopt.optimizers.hyper_lstm",
-    "LearnedAdam": "lopt.optimizers.classical",
-    "LearnedMomentum": "lopt.optimizers.classical",
-    "LearnedOptimizer": "lopt.base",
-    "LearnedSGD": "lopt.optimizers.classical",
-    "MuTransfer": "lopt.optimizers.mu_transfer",
-    "NormalizedMLP": "lopt.optimizers.normalized_mlp",
-    "PerParameterMLP": "lopt.optimizers.per_parameter_mlp",
-    "LearnedMuon": "lopt.optimizers.learned_muon",
-    "PerTensorOptimizer": "lopt.adapter",
-    "ScheduledSGD": "lopt.optimizers.scheduled_sgd",
-    "TensorOptimizer": "lopt.adapter",
-    "UserError": "lopt.errors",
-    "list_pretrained": "lopt.pretrained",
-    "load": "lopt.files.load",
-    "load_theta": "lopt.files.format",
-    "read_card": "lopt.files.format",
-    "save": "lopt.files.format",
+_EXPORTS = {
+    "lopt.adapter": ["LeafInputs", "PerTensorOptimizer", "StepInfo", "TensorOptimizer"],
+    "lopt.base": ["LearnedOptimizer"],
+    "lopt.errors": ["UserError"],
+    "lopt.files.format": ["load_theta", "read_card", "save"],
+    "lopt.files.load": ["load"],
+    "lopt.optimizers.adafactor_mlp": ["AdafactorMLP"],
+    "lopt.optimizers.classical": ["LearnedAdam", "LearnedMomentum", "LearnedSGD"],
+    "lopt.optimizers.coordinate_lstm": ["CoordinateLSTM"],
+    "lopt.optimizers.hierarchical_rnn": ["HierarchicalRNN"],
+    "lopt.optimizers.hyper_lstm": ["HyperLSTM"],
+    "lopt.optimizers.learned_muon": ["LearnedMuon"],
+    "lopt.optimizers.mu_transfer": ["MuTransfer"],
+    "lopt.optimizers.normalized_mlp": ["NormalizedMLP"],
+    "lopt.optimizers.per_parameter_mlp": ["PerParameterMLP"],
+    "lopt.optimizers.scheduled_sgd": ["ScheduledSGD"],
+    "lopt.pretrained": ["list_pretrained"],
+    "lopt.registry": ["OPTIMIZERS", "register_optimizer"],
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'lopt' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__, __all__ = lazy.attach(__name__, _EXPORTS)

@@ -41,6 +41,12 @@ COMMANDS = {
     "tasks": ("evaluation.cli.tasks:tasks", "List the tasks and what else there is."),
 }
 
+# Top-level modules that the extra `train` installs.
+_TRAIN_MODULES = {
+    *("filelock", "importlib_resources", "matplotlib", "orbax", "PIL", "rich", "scipy"),
+    *("sklearn", "tensorflow_datasets", "tyro", "wandb"),
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `lopt COMMAND ...`.
@@ -70,8 +76,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except UserError as error:
-        print(f"lopt {name}: {error}", file=sys.stderr)
-        return 2
+        complaint = str(error)
+    except ModuleNotFoundError as error:
+        if error.name not in _TRAIN_MODULES:
+            raise
+        complaint = (
+            f"the package {error.name} must be installed; it was not found. "
+            "Try pip install 'lopt[train]'."
+        )
+    print(f"lopt {name}: {complaint}", file=sys.stderr)
+    return 2
 
 
 def _take_data_dir(arguments: Sequence[str]) -> list[str]:

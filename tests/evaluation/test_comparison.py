@@ -24,8 +24,7 @@ from evaluation.suites import (
     missing_data,
     with_training_cases,
 )
-from evaluation.training import batched as runs
-from evaluation.training import cases as run
+from evaluation.training import batched as runs, cases as run
 from evaluation.training.batched import Curves
 from evaluation.training.cache import Cache
 from lopt.errors import UserError

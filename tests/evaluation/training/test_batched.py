@@ -14,9 +14,9 @@ from evaluation.baselines import (
     Fixed,
     Setting,
     candidate,
+    optimizers as baselines,
     setting,
 )
-from evaluation.baselines import optimizers as baselines
 from evaluation.suites import Case
 from evaluation.training import batched as runs
 from evaluation.training.batched import Runs, train

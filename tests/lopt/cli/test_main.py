@@ -71,3 +71,12 @@ def test_differences_name_the_fields():
         "width: 32 -> 8",
         "second_moment_decays.0: 0.9 -> 0.99",
     ]
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "tyro", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "lopt.cli.show", raising=False)
+    assert main(["show"]) == 2
+    error = capsys.readouterr().err
+    assert "the package tyro must be installed" in error
+    assert "pip install 'lopt[train]'" in error

@@ -9,8 +9,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from lopt.kernels import cpu, native
 from lopt.optimizers.adafactor_mlp import AdafactorMLP

@@ -103,7 +103,13 @@ class TensorOptimizer(LearnedOptimizer):
     def init_tensor(self, param: Float[Array, "..."]) -> TensorState:
         """Initialize the state of one tensor.
 
-        The structure of the state must be the same for all shapes of `param`.
+        Args:
+            param: Parameter, in float32 and of rank one or more.
+
+        Returns:
+            The state. Its structure must be the same for all shapes of `param`, and its
+            arrays must have explicit dtypes, which are float64 otherwise in programs
+            with `jax_enable_x64`.
         """
 
     @abstractmethod
@@ -142,7 +148,7 @@ class TensorOptimizer(LearnedOptimizer):
             states = [
                 [None] * structure.num_leaves
                 if leaf is None
-                else jax.tree.leaves(self.init_tensor(vector(leaf)))
+                else jax.tree.leaves(self.init_tensor(_float32(leaf)))
                 for leaf in leaves
             ]
             num_tensors = sum(leaf is not None for leaf in leaves)
@@ -172,8 +178,8 @@ class TensorOptimizer(LearnedOptimizer):
             places = list(itertools.accumulate(leaf is not None for leaf in values))
             tensors = [
                 LeafInputs(
-                    vector(leaves[i]).astype(jnp.float32),
-                    None if params is None else vector(values[i]).astype(jnp.float32),
+                    _float32(leaves[i]),
+                    None if params is None else _float32(values[i]),
                     jax.tree.unflatten(structure, states[i]),
                     places[i] - 1,
                     keys[i],
@@ -182,7 +188,9 @@ class TensorOptimizer(LearnedOptimizer):
             ]
             update_tensors = _automatic(self.update_tensors, tensors, state.shared)
             results, shared = update_tensors(theta, tensors, state.shared, info)
-            for i, (step, tensor_state) in zip(live, results, strict=True):
+            for i, tensor, result in zip(live, tensors, results, strict=True):
+                self._check_result(tensor, result)
+                step, tensor_state = result
                 like = jnp.asarray(leaves[i])
                 leaves[i] = step.reshape(like.shape).astype(like.dtype)
                 states[i] = jax.tree.leaves(tensor_state)
@@ -212,6 +220,29 @@ class TensorOptimizer(LearnedOptimizer):
             raise UserError(
                 f"{name} reads the loss, which must be a scalar; got `value` of shape "
                 f"{shape}. Try its mean."
+            )
+
+    def _check_result(
+        self, tensor: LeafInputs, result: tuple[Array, TensorState]
+    ) -> None:
+        """Raise if an update rule changes shapes, dtypes or the structure of a state.
+
+        XLA would otherwise report a loop whose carry changes its type, and name neither
+        the class nor the tensor.
+        """
+        step, state = result
+        name, shape = type(self).__name__, tensor.grad.shape
+        if jnp.shape(step) != shape:
+            raise UserError(
+                f"the update rule of {name} must return an update of the shape of the "
+                f"gradient; got {jnp.shape(step)} for a gradient of shape {shape}."
+            )
+        old, new = jax.tree.map(_kind, tensor.state), jax.tree.map(_kind, state)
+        if old != new:
+            raise UserError(
+                f"the update rule of {name} must return a state like that of "
+                f"`init_tensor`; got {new} instead of {old} for a gradient of shape "
+                f"{shape}. Try jnp.float32 for all arrays of both."
             )
 
     def _like(self, param: Any) -> Any:
@@ -272,6 +303,14 @@ class PerTensorOptimizer(TensorOptimizer):
         info: StepInfo,
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
         return [self.update_tensor(theta, tensor, info) for tensor in tensors], ()
+
+
+def _float32(leaf: Any) -> Array:
+    return vector(leaf).astype(jnp.float32)
+
+
+def _kind(x: Any) -> str:
+    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
 
 
 def _automatic(update_tensors: Any, tensors: Sequence[LeafInputs], shared: Any) -> Any:

@@ -17,6 +17,7 @@ import time
 import jax
 
 from lopt.cli.main import tune_cpu_compiler
+from lopt.kernels import native
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--num-devices", type=int)
     options = parser.parse_args()
     tune_cpu_compiler()
+    native.build()
     task = MLP(options.dataset, batch_size=128, width=128)
     system = InnerTraining(task, PerParameterMLP())
     if options.num_devices is None:

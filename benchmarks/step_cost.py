@@ -24,6 +24,7 @@ import optax
 from lopt.base import LearnedOptimizer
 from lopt.cli.main import tune_cpu_compiler
 from lopt.errors import lookup
+from lopt.kernels import native
 from lopt.optimizers.adafactor_mlp import AdafactorMLP
 from lopt.optimizers.normalized_mlp import NormalizedMLP
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
@@ -109,6 +110,7 @@ def main() -> None:
     job = MANY if options.many else FEW, options.donate
     keep_memory()
     tune_cpu_compiler()
+    native.build()
     adam, *_ = prepare(optax.with_extra_args_support(optax.adam(1e-3)), *job)
     for name in options.names:
         optimizer = lookup("optimizer", name, OPTIMIZERS)

@@ -23,7 +23,9 @@ from evaluation.training.plan import Contender, Plan
 from lopt.base import LearnedOptimizer
 from lopt.cache_directory import cache_folder
 from lopt.errors import UserError, lookup
+from lopt.kernels.prepare import prepare
 from meta_train.outer.trainer import initial_theta
+from tasks.size import size
 
 
 def evaluate(
@@ -102,6 +104,9 @@ def evaluate(
     cases, skipped = _with_data(cases, skip_missing=skip_missing)
     plan = Plan(num_seeds, num_tuning_seeds, seed, tuple(baselines), tuple(tune))
     total, count = num_stages(len(cases), len(contenders)), itertools.count(1)
+    optimizers = filter(None, map(_learned_optimizer, contenders.values()))
+    updates = [(o, size(case.task).params) for o in optimizers for case in cases]
+    kernels = prepare("auto", updates, lambda text: on_progress(0, total, text))
     found = run(
         contenders,
         cases,
@@ -110,8 +115,16 @@ def evaluate(
         lambda text: on_progress(next(count), total, text),
     )
     results = score(found, plan, named, cards)
-    results["how"] |= {"skipped": skipped, "max_steps": max_steps}
+    results["how"] |= {"skipped": skipped, "max_steps": max_steps, "kernels": kernels}
     return to_json(results)
+
+
+def _learned_optimizer(contender: Contender) -> LearnedOptimizer | None:
+    """Learned optimizer of a file or of a pair; `None` for optax transformations."""
+    if isinstance(contender, str | Path):
+        return lopt.load_theta(contender)[0]
+    found = contender[0] if isinstance(contender, tuple) else None
+    return found if isinstance(found, LearnedOptimizer) else None
 
 
 def _untrained(
@@ -120,12 +133,8 @@ def _untrained(
     """Pair each learned optimizer with the initial `theta` of its meta-training."""
     added: dict[str, Contender] = {}
     for name, contender in contenders.items():
-        optimizer = None
-        if isinstance(contender, str | Path):
-            optimizer, _ = lopt.load_theta(contender)
-        elif isinstance(contender, tuple):
-            optimizer = contender[0]
-        if not isinstance(optimizer, LearnedOptimizer):
+        optimizer = _learned_optimizer(contender)
+        if optimizer is None:
             continue  # An optax transformation has no theta.
         seed = cards[name].get("seed", 0)
         added[f"{name}-untrained"] = (optimizer, initial_theta(optimizer, seed))

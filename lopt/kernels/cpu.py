@@ -39,23 +39,31 @@ _MIN_UNROLLED_SIZE = 2**15
 def lower_on_cpu(ctx: Any, *operands: Any, **params: Any) -> Any:
     """Lower to the form that suits the network, the tensor and its sharding."""
     is_narrow = has_narrow_layers(ctx.avals_in, **params)
-    sizes = [math.prod(x.shape[params["num_batch"] :]) for x in ctx.avals_in]
     is_large_enough = max(x.size for x in ctx.avals_in) >= _MIN_UNROLLED_SIZE
     summed = functools.partial(apply_matmul, sum_first_layer=is_narrow)
     apply = apply_unrolled if is_narrow and is_large_enough else summed
     form = functools.partial(call_whole, apply)
-    # Narrow networks fuse with the surrounding operations, but on large tensors XLA
-    # materializes too many intermediates.
-    is_heavy = not is_narrow or max(sizes) >= _LARGE_TENSOR
-    if is_heavy and all(x.size for x in ctx.avals_in):
+    if is_heavy(ctx.avals_in, **params):
         if is_on_one_device(ctx):
             form = _find_native_program(ctx, **params) or _lower_in_blocks
-        elif _can_besplit_operands(ctx, **params):
+        elif _can_be_split(ctx, **params):
             form = _lower_in_shards
     return mlir.lower_fun(form, multiple_results=False)(ctx, *operands, **params)
 
 
-def _can_besplit_operands(ctx: Any, *, num_batch: int, **_: Any) -> bool:
+def is_heavy(operands: Sequence[Any], *, num_batch: int, **params: Any) -> bool:
+    """Check whether native code, blocks or shards pay off for a call.
+
+    Narrow networks fuse with the surrounding operations, but on large tensors XLA
+    materializes too many intermediates.
+    """
+    sizes = [math.prod(x.shape[num_batch:]) for x in operands]
+    is_narrow = has_narrow_layers(operands, num_batch=num_batch, **params)
+    is_empty = not all(x.size for x in operands)
+    return not is_empty and (not is_narrow or max(sizes) >= _LARGE_TENSOR)
+
+
+def _can_be_split(ctx: Any, *, num_batch: int, **_: Any) -> bool:
     """Check whether the call can be partitioned over devices by `in_shards`."""
     context = ctx.module_context
     is_known = getattr(jax.config, "jax_use_shardy_partitioner", True)

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from lopt.errors import UserError, lookup
 from lopt.files.dataclass_json import differences, from_dict, to_dict
+from lopt.kernels.prepare import Kernels
 from lopt.registry import OPTIMIZERS
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES, Objective
@@ -67,6 +68,9 @@ class MetaTrainConfig:
     """Outer updates between evaluations on fresh inner runs; 0 disables them."""
     num_evaluation_runs: int = 16
     """Inner runs per system in each evaluation, with unperturbed theta."""
+    kernels: Kernels = "auto"
+    """Elementwise functions on CPU: native code, where it is faster, or XLA. `auto`
+    uses native code if it can be compiled. The run records which one it used."""
     checkpoint_every_steps: int = 0
     """Outer updates between checkpoints; 0 disables checkpoints by step count."""
     checkpoint_every_minutes: float = 5.0
@@ -210,6 +214,7 @@ def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
 
 # Fields that may differ on resume, since they do not affect the meta-training updates.
 _OPERATIONAL = {
+    "kernels",
     "run_dir",
     "resize",
     "log_every_steps",
@@ -268,6 +273,14 @@ def read_config(run_dir: Path) -> MetaTrainConfig:
     # The directory may have been moved since the file was written.
     del described["run_dir"]
     return dataclasses.replace(from_dict(described, _types()), run_dir=run_dir)
+
+
+def recorded_kernels(run_dir: Path) -> Kernels:
+    """Read the implementation that a run used so far; ``"auto"`` for a new run."""
+    if not _has_begun(run_dir):
+        return "auto"
+    recorded = _read(run_dir / CONFIG_FILE).get("kernels")
+    return cast(Kernels, recorded) if recorded in get_args(Kernels) else "auto"
 
 
 def _has_begun(run_dir: Path) -> bool:

@@ -49,6 +49,7 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
         "system_weights": list(config.system_weights) or [1.0] * len(config.systems),
         "num_outer_steps": int(state.step),
         "seed": config.seed,
+        "kernels": config.kernels,
     }
     theta, is_best = state.result, config.select == "best"
     if is_best and isinstance(state.best, Best) and jnp.isfinite(state.best.loss):

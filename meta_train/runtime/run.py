@@ -28,6 +28,7 @@ from meta_train.runtime.export import (
     export,
     exportable,
 )
+from meta_train.runtime.kernels import resolve_kernels
 from meta_train.runtime.metrics import MetricsLog
 from meta_train.runtime.plot import draw
 from meta_train.runtime.progress import ProgressReport
@@ -99,10 +100,11 @@ def _meta_train(config: MetaTrainConfig) -> None:
             return stack.enter_context(lock_run_directory(config.run_dir))
 
         distributed.run_collectively(hold, first_only=True)
-        distributed.run_collectively(lambda: write_config(config), first_only=True)
         progress = stack.enter_context(
             ProgressReport(config.run_dir.name, config.num_outer_steps, quiet=not first)
         )
+        config = resolve_kernels(config, progress.say)
+        distributed.run_collectively(lambda: write_config(config), first_only=True)
         stop = stack.enter_context(StopRequest(progress.say))
         state = trainer.init(data, config.seed)
         checkpoints = Checkpoints(config.run_dir / CHECKPOINTS_DIR, progress.say)

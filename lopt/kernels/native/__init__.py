@@ -1,14 +1,13 @@
 """Native CPU code for elementwise functions, called through the XLA FFI.
 
-The library is compiled on first use with the system's C++ compiler (``CXX`` or ``c++``)
-and cached in the user's cache folder. Without a compiler, on platforms other than Linux
-on x86-64, or with ``LOPT_NATIVE=0``, all code falls back to XLA. That is slower and
-gives the same results up to rounding.
+`build` compiles the library with the system's C++ compiler (``CXX`` or ``c++``) into
+the user's cache folder, once per machine. Without a library, on platforms other than
+Linux on x86-64, or with ``LOPT_NATIVE=0``, all code falls back to XLA. That is slower
+and gives the same results up to rounding.
 """
 
 import contextlib
 import ctypes
-import functools
 import hashlib
 import math
 import os
@@ -40,27 +39,66 @@ _TARGET, _SYMBOL = "lopt_elementwise", "LoptElementwise"
 _SECONDS = 120
 
 
+class _State:
+    """State of this process: the lock serializes threads of an evaluation."""
+
+    lock = threading.Lock()
+    is_registered = False
+    has_failed = False
+    is_enabled = True
+
+
 def is_available() -> bool:
-    """Check whether native code is available; the first call compiles and loads it."""
-    with _lock:  # Evaluations call this from several threads.
-        return _is_registered()
+    """Check whether native code is used; loads the library if `build` compiled it."""
+    with _State.lock:
+        return _State.is_enabled and _register(compile=False)
 
 
-_lock = threading.Lock()
+def build() -> bool:
+    """Compile the library unless this machine has it, and load it.
+
+    Warns, once, if the compiler fails.
+
+    Returns:
+        Whether native code is available.
+    """
+    with _State.lock:
+        return _State.is_enabled and _register(compile=True)
 
 
-@functools.cache
-def _is_registered() -> bool:
+def is_built() -> bool:
+    """Check whether `build` would find a compiled library, or cannot compile one."""
+    return not _compiler() or _path().exists()
+
+
+def enable(is_enabled: bool) -> None:
+    """Allow or forbid native code in programs that are lowered from now on."""
+    _State.is_enabled = is_enabled
+
+
+def _compiler() -> list[str]:
+    """Command of the compiler; empty if native code is disabled or unsupported."""
     asked = shlex.split(os.environ.get("CXX", ""))
     # Native code is untested on other platforms.
     is_known = (platform.system(), platform.machine()) == ("Linux", "x86_64")
-    is_off = os.environ.get("LOPT_NATIVE") == "0" or not is_known
-    if is_off or not (asked or shutil.which("c++")):
+    if os.environ.get("LOPT_NATIVE") == "0" or not is_known:
+        return []
+    return asked or (["c++"] if shutil.which("c++") else [])
+
+
+def _register(*, compile: bool) -> bool:
+    compiler = _compiler()
+    if _State.is_registered or _State.has_failed or not compiler:
+        return _State.is_registered and bool(compiler)
+    library = None
+    with contextlib.suppress(OSError):  # Missing or corrupt file.
+        library = ctypes.CDLL(str(_path()))
+    if library is None and not compile:
         return False
-    compiler = asked or ["c++"]
     try:
-        library = _load(compiler)
+        library = library or _compile(compiler)
     except (OSError, subprocess.SubprocessError) as error:
+        _State.has_failed = True
         said = getattr(error, "stderr", None) or str(error).encode()
         warnings.warn(
             f"Failed to compile the native kernels with `{shlex.join(compiler)}` in "
@@ -72,25 +110,30 @@ def _is_registered() -> bool:
         return False
     handler = jax.ffi.pycapsule(getattr(library, _SYMBOL))
     jax.ffi.register_ffi_target(_TARGET, handler, platform="cpu")
+    _State.is_registered = True
     return True
 
 
-def _load(compiler: Sequence[str]) -> ctypes.CDLL:
-    """Load the library from the cache, or compile it.
+def _path() -> Path:
+    """Path of the library.
 
-    The cache key covers sources, flags, compiler command, JAX version and CPU features.
+    The name covers sources, flags, compiler command, JAX version and CPU features.
+    """
+    cpu = [x for x in Path("/proc/cpuinfo").read_text().split("\n") if "flags" in x]
+    sources = [path.read_text() for path in (_SOURCE, *_HEADERS)]
+    parts = [*sources, *_FLAGS, *_compiler(), jax.__version__, *cpu[:1]]
+    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
+    return cache_folder("native") / f"{name[:32]}.so"
+
+
+def _compile(compiler: Sequence[str]) -> ctypes.CDLL:
+    """Compile and load the library.
 
     Raises:
         OSError: If files cannot be read or written, or the library cannot be loaded.
         subprocess.SubprocessError: If the compiler fails or times out.
     """
-    cpu = [x for x in Path("/proc/cpuinfo").read_text().split("\n") if "flags" in x]
-    sources = [path.read_text() for path in (_SOURCE, *_HEADERS)]
-    parts = [*sources, *_FLAGS, *compiler, jax.__version__, *cpu[:1]]
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    path = cache_folder("native") / f"{name[:32]}.so"
-    with contextlib.suppress(OSError):  # Missing or corrupt file.
-        return ctypes.CDLL(str(path))
+    path = _path()
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name

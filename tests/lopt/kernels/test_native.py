@@ -20,7 +20,7 @@ from tests.conftest import command_environment
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="for Linux only")
 needs_compiler = pytest.mark.skipif(
-    not native.is_available(), reason="NO COMPILER: native code needs one"
+    not native.build(), reason="NO COMPILER: native code needs one"
 )
 SPECIAL = [0.0, -0.0, 1.0, -1.5, 1e-30, -3e38, 88.0, -80.0, np.inf, -np.inf, np.nan]
 
@@ -208,20 +208,20 @@ def compile_anew(monkeypatch, tmp_path):
     """Reset native code as in a new process, with an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(jax.ffi, "register_ffi_target", lambda *_, **__: None)
-    native._is_registered.cache_clear()
-    yield tmp_path / "lopt" / "native"
-    native._is_registered.cache_clear()
+    for name in ("is_registered", "has_failed"):
+        monkeypatch.setattr(native._State, name, False)
+    return tmp_path / "lopt" / "native"
 
 
 def test_it_can_be_turned_off(compile_anew, monkeypatch):
     monkeypatch.setenv("LOPT_NATIVE", "0")
-    assert not native.is_available()
+    assert not native.build()
     assert not compile_anew.exists()
 
 
 def test_without_a_compiler_xla_does_it_without_a_word(compile_anew, monkeypatch):
     monkeypatch.setenv("PATH", str(compile_anew))
-    assert not native.is_available()
+    assert not native.build()
 
 
 @on_linux
@@ -233,49 +233,61 @@ def test_a_compiler_that_fails_is_named_with_its_reason(
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
     with pytest.warns(UserWarning, match="broken` in .*: no room on the moon"):
-        assert not native.is_available()
-    assert not native.is_available()  # a second warning would be an error
+        assert not native.build()
+    assert not native.build()  # a second warning would be an error
 
 
 @on_linux
 def test_a_compiler_may_come_with_arguments(compile_anew, monkeypatch):
     monkeypatch.setenv("CXX", "sh -c 'echo $0 >&2; exit 1' quoted")
     with pytest.warns(UserWarning, match="Failed to compile .*: quoted\n"):
-        assert not native.is_available()
+        assert not native.build()
 
 
 @on_linux
 def test_a_compiler_that_was_asked_for_must_be_there(compile_anew, monkeypatch):
     monkeypatch.setenv("CXX", "nowhere -O2")
     with pytest.warns(UserWarning, match="`nowhere -O2` in .*No such file"):
-        assert not native.is_available()
+        assert not native.build()
 
 
 @needs_compiler
 def test_a_cache_that_cannot_be_written_is_named(compile_anew, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     with pytest.warns(UserWarning, match=r"in /dev/null/lopt/native: .*/dev/null"):
-        assert not native.is_available()
+        assert not native.build()
+
+
+@needs_compiler
+def test_only_build_compiles(compile_anew, key):
+    arrays = list(jax.random.normal(key, (3, 100)))
+    weights = make(key, 3, 4, 2)
+    call = jax.jit(lambda arrays, weights: elementwise(network, arrays, weights))
+    assert not native.is_available()
+    assert "lopt_elementwise" not in call.lower(arrays, weights).as_text()
+    assert not compile_anew.exists()
+    assert not native.is_built()
+    assert native.build()
+    assert native.is_built()
+    assert native.is_available()
+    native.enable(False)
+    assert not native.is_available()
+    native.enable(True)
 
 
 @needs_compiler
 def test_a_damaged_library_is_compiled_again(compile_anew):
-    assert native.is_available()
-    (library,) = compile_anew.iterdir()
-    # Not in place, as this process has the library mapped into memory.
-    damaged = compile_anew / "damaged"
-    damaged.write_bytes(b"no library")
-    damaged.replace(library)
-    native._is_registered.cache_clear()
-    assert native.is_available()
+    library = native._path()
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"no library")
+    assert not native.is_available()
+    assert native.build()
     assert ctypes.CDLL(str(library))
 
 
 @needs_compiler
 def test_processes_that_compile_at_once_all_succeed(compile_anew):
-    code = (
-        "from lopt.kernels import native; raise SystemExit(not native.is_available())"
-    )
+    code = "from lopt.kernels import native; raise SystemExit(not native.build())"
     environment = command_environment(XDG_CACHE_HOME=str(compile_anew.parent.parent))
     processes = [
         subprocess.Popen([sys.executable, "-c", code], env=environment)

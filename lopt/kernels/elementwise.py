@@ -12,8 +12,13 @@ CPU, wide or 2**17 parameters          native code                       speed: 
                                                                          without
 CPU, the same, without native code     blocks, activations in cache      speed, memory
 CPU, the same, sharded                 each device does its own shard    no all-gather
-TPU, unbatched, on one device          Pallas kernel                     memory traffic
+TPU, unbatched, on one device          Pallas kernel                     memory
 otherwise, and for derivatives         plain XLA on whole tensors        -
+
+No TPU has run the Pallas kernel. By the compiler's analysis for v5e, an update of 2,048
+x 1,024 parameters takes 0.14 times their memory for temporaries and accesses 48 times
+their bytes with the kernel, against 16 and 126 times without (MLP with 2 x 32 units);
+for `AdafactorMLP`, 0.33 and 48 times against 33 and 174.
 """
 
 import contextlib

@@ -18,7 +18,7 @@ from evaluation.suites import (
     with_training_cases,
 )
 from evaluation.training.cache import Cache
-from evaluation.training.cases import num_stages, run
+from evaluation.training.cases import num_stages, train_cases
 from evaluation.training.plan import Contender, Plan
 from lopt.base import LearnedOptimizer
 from lopt.cache_directory import cache_folder
@@ -107,7 +107,7 @@ def evaluate(
     optimizers = filter(None, map(_learned_optimizer, contenders.values()))
     updates = [(o, size(case.task).params) for o in optimizers for case in cases]
     kernels = prepare("auto", updates, lambda text: on_progress(0, total, text))
-    found = run(
+    found = train_cases(
         contenders,
         cases,
         plan,

@@ -27,6 +27,7 @@ from tasks.supervised.linear import Linear
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.analytic import MatrixFactorisation, Rosenbrock
 from tasks.synthetic.quadratic import QuadraticFamily, RandomQuadratic
+from tasks.synthetic.teacher_student import TeacherStudent
 from tasks.synthetic.toy_regression import ToyRegression
 from tasks.systems.character_lstm import CharacterLSTM
 from tasks.systems.influence_balancing import InfluenceBalancing
@@ -118,6 +119,9 @@ ZOO: dict[str, Entry] = {
         TransformerLM(unit="character", width=16, length=16, batch_size=8),
         "train",
         "One layer of attention on characters.",
+    ),
+    "teacher": Entry(
+        TeacherStudent(), "train", "64-96-96-10 MLP on noisy labels of a random MLP."
     ),
     # Neither trained on nor held out: these select the checkpoint to export.
     "digits-mlp-gelu": Entry(

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,10 +15,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from evaluation.training import batched as runs
-from evaluation.training.batched import Curves, Runs
-from tasks.base import Family
 
 # Increment whenever the results for an unchanged key change.
 _FORMAT = 3
@@ -38,29 +34,6 @@ class Cache:
                 nothing is read or written.
         """
         self._folder = folder
-
-    def train(
-        self, task: Family, num_steps: int, groups: Sequence[Runs]
-    ) -> list[Curves]:
-        """Load the curves of each group, and train the groups that are not cached.
-
-        Args:
-            task: Task to train.
-            num_steps: Steps of each run.
-            groups: Runs of each optimizer.
-
-        Returns:
-            Curves of each group, as from `runs.train`.
-        """
-        names = [name_of(task, num_steps, group) for group in groups]
-        found = [self.get(name, Curves) for name in names]
-        missing = [i for i, curves in enumerate(found) if curves is None]
-        if missing:
-            new = runs.train(task, num_steps, [groups[i] for i in missing])
-            for i, curves in zip(missing, new, strict=True):
-                found[i] = curves
-                self.put(names[i], curves)
-        return [curves for curves in found if curves is not None]
 
     def get(self, name: str | None, kind: type[Arrays]) -> Arrays | None:
         """Load a cached named tuple.

@@ -21,6 +21,7 @@ from evaluation.baselines import (
 from evaluation.suites import Case
 from evaluation.training.batched import Curves, Runs, select_keys
 from evaluation.training.cache import Cache, name_of
+from evaluation.training.cached import train_cached
 from evaluation.training.costs import StepCost, Timer, prepare_gradient, prepare_update
 from evaluation.training.grid_search import METRICS, Metric, Tuned, tune
 from evaluation.training.plan import REFERENCE, Bound, Contender, Plan, bind
@@ -71,11 +72,11 @@ class CaseRuns(NamedTuple):
 
 
 def num_stages(num_cases: int, num_contenders: int) -> int:
-    """Number of calls that `run` makes to `report`."""
+    """Number of calls that `train_cases` makes to `report`."""
     return num_cases * (num_contenders + 3) + 1
 
 
-def run(
+def train_cases(
     contenders: Mapping[str, Contender],
     cases: Sequence[Case],
     plan: Plan,
@@ -155,7 +156,9 @@ def _run_case(
     methods: dict[str, Method] = {}
     untuned = {name: pair for name, pair in bound.items() if name not in plan.tuned}
     for name, (optimizer, theta) in untuned.items():
-        (curves,) = cache.train(task, num_steps, [_same(optimizer, theta, keys)])
+        (curves,) = train_cached(
+            task, num_steps, [_same(optimizer, theta, keys)], cache
+        )
         methods[name] = Method(dict.fromkeys(METRICS, curves), {})
         done(name)
     names = dict.fromkeys([REFERENCE, *plan.baselines])
@@ -163,7 +166,7 @@ def _run_case(
     candidates += [tunable(name, *bound[name]) for name in plan.tuned]
     tuned = tune(case, candidates, plan.tuning_keys(), cache)
     done("tuned baselines")
-    judged = cache.train(task, num_steps, [_judged(t, keys) for t in tuned])
+    judged = train_cached(task, num_steps, [_judged(t, keys) for t in tuned], cache)
     for t, curves in zip(tuned, judged, strict=True):
         parts = [
             Curves(*(np.split(x, len(METRICS))[i] for x in curves))
@@ -177,8 +180,8 @@ def _run_case(
         done(name)
     done("baselines")
     rates = tuned[0].constant_rates("final")
-    (curves,) = cache.train(
-        task, REFERENCE_EXTENSION * num_steps, [_longer(rates, keys)]
+    (curves,) = train_cached(
+        task, REFERENCE_EXTENSION * num_steps, [_longer(rates, keys)], cache
     )
     losses = curves.train_loss.reshape(len(rates), -1, REFERENCE_EXTENSION * num_steps)
     done(f"{REFERENCE} for longer")

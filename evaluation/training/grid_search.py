@@ -21,6 +21,7 @@ from evaluation.statistics import final_losses, mean_losses
 from evaluation.suites import Case
 from evaluation.training.batched import Curves, Runs, select_keys
 from evaluation.training.cache import Cache
+from evaluation.training.cached import train_cached
 
 Metric: TypeAlias = Literal["mean", "final"]
 METRICS: dict[Metric, Callable[[np.ndarray], np.ndarray]] = {
@@ -106,7 +107,7 @@ def tune(
     for num_rounds in range(1, _MOST_ROUNDS + 1):
         groups = [_grid(named[name], rates[name][-1], keys) for name in waiting]
         for name, new in zip(
-            waiting, cache.train(case.task, case.num_steps, groups), strict=True
+            waiting, train_cached(case.task, case.num_steps, groups, cache), strict=True
         ):
             curves[name].append(new)
             found[name] = _tuned(

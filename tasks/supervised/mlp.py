@@ -9,7 +9,9 @@ from typing_extensions import override
 from tasks.supervised.base import Activation, Supervised
 
 
-class _Network(nn.Module):
+class Network(nn.Module):
+    """Dense layers on flattened inputs."""
+
     widths: tuple[int, ...]
     num_outputs: int
     activation: Activation
@@ -37,4 +39,4 @@ class MLP(Supervised):
     @property
     @override
     def network(self) -> nn.Module:
-        return _Network((self.width,) * self.depth, self.num_outputs, self.activation)
+        return Network((self.width,) * self.depth, self.num_outputs, self.activation)

@@ -14,13 +14,13 @@ from evaluation.baselines import (
     Fixed,
     Setting,
     candidate,
-    optimizers as baselines,
     setting,
 )
 from evaluation.suites import Case
 from evaluation.training import batched as runs
 from evaluation.training.batched import Runs, train
 from evaluation.training.cache import Cache, name_of
+from evaluation.training.cached import train_cached
 from evaluation.training.grid_search import tune
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.quadratic import QuadraticFamily, RandomQuadratic
@@ -121,7 +121,7 @@ def test_schedules_of_baselines(name):
 @pytest.mark.parametrize("lowest", [-6.0, -2.0, 1.0])
 def test_the_grid_grows_until_the_best_is_inside(lowest, key, monkeypatch):
     kind = BASELINES["sgd"]._replace(lowest=lowest)
-    monkeypatch.setitem(baselines.BASELINES, "sgd", kind)
+    monkeypatch.setitem(BASELINES, "sgd", kind)
     keys = jax.random.split(key, 2)
     (tuned,) = tune(CASE, [candidate("sgd")], keys, Cache())
     assert tuned.edges() == []
@@ -148,7 +148,7 @@ def test_the_grid_grows_until_the_best_is_inside(lowest, key, monkeypatch):
 def test_results_are_kept_and_damaged_ones_made_again(tmp_path, key, monkeypatch):
     cache, keys = Cache(tmp_path), jax.random.split(key, 2)
     groups = [group("sgd", [0.1, 0.2], keys), group("adam", [0.1, 0.2], keys)]
-    first = cache.train(TASK, 10, groups)
+    first = train_cached(TASK, 10, groups, cache)
     asked = []
     computed = runs.train
 
@@ -157,16 +157,16 @@ def test_results_are_kept_and_damaged_ones_made_again(tmp_path, key, monkeypatch
         return computed(task, num_steps, groups)
 
     monkeypatch.setattr(runs, "train", spy)
-    again = cache.train(TASK, 10, groups)
+    again = train_cached(TASK, 10, groups, cache)
     assert asked == []
     np.testing.assert_array_equal(again[0].train_loss, first[0].train_loss)
-    cache.train(TASK, 10, [*groups, group("sgd", [0.1, 0.3], keys)])
+    train_cached(TASK, 10, [*groups, group("sgd", [0.1, 0.3], keys)], cache)
     assert asked == [["sgd"]]
     for path in tmp_path.glob("*.npz"):
         path.write_bytes(b"PK\x03\x04 cut off")
-    cache.train(TASK, 10, groups)
+    train_cached(TASK, 10, groups, cache)
     assert asked[1:] == [["sgd", "adam"]]
-    cache.train(TASK, 10, groups)
+    train_cached(TASK, 10, groups, cache)
     assert len(asked) == 2
 
 

@@ -39,6 +39,7 @@ class GuidedES(GradientEstimator):
 
     derivatives: ClassVar[Derivatives] = "none"
     num_unrolls: ClassVar[int] = 2
+    population_field: ClassVar[str] = "num_pairs"
 
     num_pairs: int = 64
     """Number of antithetic pairs; the population has two particles per pair."""
@@ -66,11 +67,6 @@ class GuidedES(GradientEstimator):
     @override
     def is_unbiased(self) -> bool:
         return False
-
-    @property
-    @override
-    def population_size(self) -> int:
-        return self.num_pairs
 
     @property
     @override

@@ -3,20 +3,17 @@
 import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key
-from optax import contrib
 
-from evaluation.baselines import Fixed
-from evaluation.training.flat_parameters import Unravel, flat_systems, unraveler
+from evaluation.training.batch_training import BatchState, BatchTraining
 from lopt.base import LearnedOptimizer, Theta
-from meta_train.core.inner_training import InnerTraining, InnerTrainingState, Splits
+from meta_train.core.inner_training import InnerTrainingState, Splits
+from meta_train.core.unroll import unroll
 from tasks.base import Data, Family, Loss
 from tasks.size import size
 
@@ -107,15 +104,13 @@ def _train_together(
     Returns:
         Curves with leading axes ``(group, run)``.
     """
-    optimizers = tuple(group.optimizer for group in groups)
+    system = BatchTraining(task, tuple(group.optimizer for group in groups))
     thetas = tuple(group.thetas for group in groups)
-    begun = [_begin(task, data, g.keys, np.int32(num_steps)) for g in groups]
-    states, keys = _start(task, optimizers, thetas, begun)
+    keys = jnp.stack([group.keys for group in groups])
+    state = _start(system, thetas, data, np.int32(num_steps), keys)
     stretches, length = [], stretch_length(num_steps)
-    for first in range(0, num_steps, length):
-        states, curves = _stretch(
-            task, optimizers, length, data, thetas, states, keys, np.int32(first)
-        )
+    for _ in range(0, num_steps, length):
+        state, curves = _stretch(system, length, data, thetas, state)
         stretches.append(curves)
 
     def join(*x):
@@ -150,133 +145,49 @@ def runs_at_once(task: Family) -> int:
     return int(np.clip(room / max(flops, 1.0), 1, _MOST_AT_ONCE))
 
 
-@functools.partial(jax.jit, static_argnames="task")
-def _begin(
-    task: Family, data: Splits, keys: Key[Array, " runs"], num_steps: Int[Array, ""]
-) -> tuple[InnerTrainingState, Key[Array, " runs"]]:
-    """Initialize runs without optimizer states.
-
-    Returns:
-        States whose parameters are flattened to vectors, and a key for the steps of
-        each run.
-    """
-    split = jax.vmap(jax.random.split)(keys)
-    start = jax.vmap(_bare(task).init_state, (None, None, None, 0))
-    state = start((), data, num_steps, split[:, 0])
-    params = jax.vmap(lambda params: ravel_pytree(params)[0])(state.params)
-    return state.replace(params=params), split[:, 1]
-
-
-@functools.partial(jax.jit, static_argnames=("task", "optimizers"))
+@functools.partial(jax.jit, static_argnames="system")
 def _start(
-    task: Family,
-    optimizers: tuple[LearnedOptimizer, ...],
+    system: BatchTraining,
     thetas: tuple[Theta, ...],
-    begun: Sequence[tuple[InnerTrainingState, Key[Array, " runs"]]],
-) -> tuple[tuple[InnerTrainingState, ...], Key[Array, " all"]]:
-    """Add optimizer states, and concatenate the keys of all groups."""
-    states = tuple(
-        jax.vmap(system.with_optimizer)(theta, state)
-        for system, theta, (state, _) in zip(
-            flat_systems(task, optimizers), thetas, begun, strict=True
-        )
-    )
-    return states, jnp.concatenate([keys for _, keys in begun])
+    data: Splits,
+    num_steps: Int[Array, ""],
+    keys: Key[Array, "groups runs"],
+) -> BatchState:
+    return system.init_state(thetas, data, num_steps, keys)
 
 
 @functools.partial(
-    jax.jit,
-    static_argnames=("task", "optimizers", "length"),
-    donate_argnames="states",
+    jax.jit, static_argnames=("system", "length"), donate_argnames="state"
 )
 def _stretch(
-    task: Family,
-    optimizers: tuple[LearnedOptimizer, ...],
+    system: BatchTraining,
     length: int,
     data: Splits,
     thetas: tuple[Theta, ...],
-    states: tuple[InnerTrainingState, ...],
-    keys: Key[Array, " all"],
-    first: Int[Array, ""],
-) -> tuple[tuple[InnerTrainingState, ...], Curves]:
+    state: BatchState,
+) -> tuple[BatchState, Curves]:
     """Train all runs for `length` steps, then evaluate on the test set.
 
     Args:
-        task: Task to train.
-        optimizers: Optimizer of each group.
+        system: Task and optimizers.
         length: Number of steps.
-        data: Training set, and the test set as the validation split.
+        data: Training set and test set.
         thetas: Outer parameters of each group.
-        states: States of each group, donated.
-        keys: Keys of all runs, group by group.
-        first: Index of the first step.
+        state: State of all runs, donated.
 
     Returns:
-        New states, and curves with leading axes ``(group, run)``.
+        The new state, and curves with leading axes ``(group, run)``.
     """
-    # Batch the gradients of all optimizers together: they dominate the compile time.
-    systems = flat_systems(task, optimizers)
-    bare, num = _bare(task), keys.shape[0] // len(optimizers)
-    unravel = unraveler(task)
-
-    def gradient(state, x):
-        state = state.replace(params=unravel(state.params))
-        value, grads, loss = bare.gradient((), state, x)
-        return value, ravel_pytree(grads)[0], loss
-
-    def step(states, i):
-        together = _together(states)
-        now = jax.vmap(lambda key: jax.random.fold_in(key, first + i))(keys)
-        x = jax.vmap(bare.sample_input, (None, 0, 0))(data, together, now)
-        found = jax.vmap(gradient)(together, x)
-        parts = [_part(found, i, num) for i in range(len(systems))]
-        states = tuple(
-            jax.vmap(system.apply)(theta, state, value, grads)
-            for system, theta, state, (value, grads, _) in zip(
-                systems, thetas, states, parts, strict=True
-            )
-        )
-        return states, found[2]
-
-    states, losses = jax.lax.scan(step, states, jnp.arange(length))
-    read = [jax.vmap(functools.partial(_read, unravel))(state) for state in states]
-    measure = functools.partial(_measure, task, data.held_out)
-    tested = jax.vmap(measure)(_together(read))
+    key = jax.random.key(0)  # unused: every run has its own key
+    state, losses = unroll(system, data, thetas, state, length, key)
+    measure = functools.partial(_measure, system.task, data.held_out)
+    tested = jax.vmap(measure)(system.evaluated(state))
 
     def shape(x):
-        return x.reshape(-1, len(systems), num).transpose(1, 2, 0)
+        return x.reshape(-1, len(system.optimizers), num).transpose(1, 2, 0)
 
-    return states, Curves(*map(shape, (losses, *tested)))
-
-
-def _bare(task: Family) -> InnerTraining:
-    """System with an empty optimizer, for initialization, batches and gradients."""
-    return InnerTraining(task, Fixed(optax.identity()))
-
-
-def _together(states: Sequence[InnerTrainingState]) -> InnerTrainingState:
-    """Concatenate the states of all groups, without their optimizer states."""
-    bare = [state.replace(opt_state=()) for state in states]
-    return jax.tree.map(lambda *x: jnp.concatenate(x), *bare)
-
-
-def _part(tree: Any, i: int, num: int) -> Any:
-    return jax.tree.map(lambda x: x[i * num : (i + 1) * num], tree)
-
-
-def _read(unravel: Unravel, state: InnerTrainingState) -> InnerTrainingState:
-    """Replace the parameters by the unflattened ones to evaluate.
-
-    Schedule-free optimizers (Defazio et al., 2024) compute gradients at an interpolated
-    point, and are evaluated at the average of their iterates.
-    """
-    params, opt_state = unravel(state.params), state.opt_state
-    if isinstance(opt_state, contrib.ScheduleFreeState):
-        # The state of an elementwise baseline is flattened like its parameters.
-        if isinstance(opt_state.z, jax.Array):
-            opt_state = opt_state._replace(z=unravel(opt_state.z))
-        params = contrib.schedule_free_eval_params(opt_state, params)
-    return state.replace(params=params)
+    num = len(state.keys) // len(system.optimizers)
+    return state, Curves(*map(shape, (losses, *tested)))
 
 
 def _measure(task: Family, data: Data, state: InnerTrainingState) -> tuple[Loss, Loss]:

@@ -18,7 +18,7 @@ def unroll(
     key: PRNGKeyArray,
     *,
     remat: bool = False,
-) -> tuple[State, Float[Array, " length"]]:
+) -> tuple[State, Float[Array, "length ..."]]:
     """Unroll `system` for `length` steps.
 
     Two calls with the same `key` sample inputs with the same keys, whatever their
@@ -35,7 +35,8 @@ def unroll(
             recompute the others, so that memory grows as sqrt(length).
 
     Returns:
-        The state ``s_{t+length}`` and the loss of each step.
+        The state ``s_{t+length}`` and the loss of each step, a scalar for all systems
+        that are meta-trained.
     """
 
     def steps(state, keys):

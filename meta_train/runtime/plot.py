@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Key, PRNGKeyArray
+from typing_extensions import override
 
 from lopt.errors import UserError
 from meta_train.config.config import MetaTrainConfig
 from meta_train.core.inner_training import InnerTraining
+from meta_train.core.unroll import unroll
 from meta_train.runtime.metrics import METRICS_FILE, read_metrics
-from tasks.base import Data, Theta
+from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
 
 FIGURE = "progress.png"
 
@@ -163,6 +166,38 @@ def _set_log(axis: Any) -> None:
         axis.set_yscale("log")
 
 
+@dataclass(frozen=True)
+class _StepSizes(UnrolledSystem):
+    """Inner training whose loss is the ratio of update norm to gradient norm."""
+
+    system: InnerTraining
+
+    @override
+    def load(self) -> Data:
+        return self.system.load()
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        return self.system.init_theta(key)
+
+    @override
+    def init_state(
+        self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
+    ) -> State:
+        return self.system.init_state(theta, data, horizon, key)
+
+    @override
+    def sample_input(self, data: Data, state: State, key: PRNGKeyArray) -> Input:
+        return self.system.sample_input(data, state, key)
+
+    @override
+    def step(self, theta: Theta, state: State, x: Input) -> tuple[State, Loss]:
+        value, grads, _ = self.system.gradient(theta, state, x)
+        following = self.system.apply(theta, state, value, grads)
+        moved = optax.tree.sub(following.params, state.params)
+        return following, optax.tree.norm(moved) / optax.tree.norm(grads)
+
+
 @functools.partial(jax.jit, static_argnames=("system", "num_steps"))
 def step_sizes(
     system: InnerTraining,
@@ -182,18 +217,12 @@ def step_sizes(
         num_steps: Horizon of each inner run.
         keys: One key per inner run.
     """
-
-    def step(state, key):
-        x = system.sample_input(data, state, key)
-        value, grads, _ = system.gradient(theta, state, x)
-        following = system.apply(theta, state, value, grads)
-        moved = optax.tree.sub(following.params, state.params)
-        return following, optax.tree.norm(moved) / optax.tree.norm(grads)
+    sizes = _StepSizes(system)
 
     def run(key):
         key_init, key_steps = jax.random.split(key)
-        state = system.init_state(theta, data, num_steps, key_init)
-        return jax.lax.scan(step, state, jax.random.split(key_steps, num_steps))[1]
+        state = sizes.init_state(theta, data, num_steps, key_init)
+        return unroll(sizes, data, theta, state, num_steps, key_steps)[1]
 
     return jax.lax.map(run, keys)
 

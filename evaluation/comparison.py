@@ -84,7 +84,7 @@ def evaluate(
         )
     if max_steps is not None and max_steps < 1:
         raise UserError(
-            f"`max_steps` must be at least 1; got {max_steps}. Leave it out for whole "
+            f"`max_steps` must be at least 1; got {max_steps}. Omit it for whole "
             "runs."
         )
     named = suite if isinstance(suite, str) else "of one's own"
@@ -157,7 +157,7 @@ def _with_data(
     kept = tuple(case for case in cases if case.name not in missing)
     if missing and not (skip_missing and kept):
         names = ", ".join(missing)
-        hint = " Or leave such tasks out, with --skip-missing." if kept else ""
+        hint = " Or skip such tasks with --skip-missing." if kept else ""
         raise UserError(
             f"the data of {names} must be there. {next(iter(missing.values()))}{hint}"
         )

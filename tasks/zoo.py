@@ -65,16 +65,16 @@ ZOO: dict[str, Entry] = {
         MLP(activation="tanh"), "train", "64-32-32-10 tanh MLP on digits."
     ),
     "digits-classes": Entry(
-        ClassSubset(MLP()), "train", "Five classes of digits, others every time."
+        ClassSubset(MLP()), "train", "Five classes of digits, redrawn for every episode."
     ),
     "digits-permuted": Entry(
-        PermutedLabels(MLP()), "train", "Digits with their labels permuted every time."
+        PermutedLabels(MLP()), "train", "Digits with labels permuted anew in every episode."
     ),
     "digits-reparameterized": Entry(
-        Reparameterized(MLP()), "train", "Digits, each tensor in units of its own."
+        Reparameterized(MLP()), "train", "Digits, every tensor rescaled."
     ),
     "digits-masked": Entry(
-        MaskedMLP(), "train", "MLP on digits; theta says how many units are used."
+        MaskedMLP(), "train", "MLP on digits; theta owns its numbers of units."
     ),
     "wine-mlp": Entry(MLP("wine"), "train", "13-32-32-3 MLP on the wine table."),
     "diabetes-mlp": Entry(
@@ -135,7 +135,7 @@ ZOO: dict[str, Entry] = {
         "Two tanh convolutions of 8 channels on digits.",
     ),
     "wine-autoencoder": Entry(
-        Autoencoder("wine", width=32, num_latents=3), "validation", "Of wines."
+        Autoencoder("wine", width=32, num_latents=3), "validation", "Autoencoder on wine."
     ),
     "diabetes-mlp-deep": Entry(
         MLP("diabetes", width=48, depth=5, activation="silu"),
@@ -176,7 +176,7 @@ ZOO: dict[str, Entry] = {
         Autoencoder(), "train", "64-64-8-64-64 tanh autoencoder on digits."
     ),
     "digits-vae": Entry(
-        VariationalAutoencoder(), "held out", "The same, variational, on digits."
+        VariationalAutoencoder(), "held out", "Variational autoencoder on digits."
     ),
     "letters-lstm": Entry(RecurrentLM(), "train", "32-unit LSTM on letters."),
     "letters-gru": Entry(
@@ -195,7 +195,7 @@ ZOO: dict[str, Entry] = {
         "16 parameters, condition number 100, a noisy minimum.",
     ),
     "quadratics": Entry(
-        QuadraticFamily(), "train", "Quadratics with another spectrum every time."
+        QuadraticFamily(), "train", "Quadratics with a random spectrum in every episode."
     ),
     "rosenbrock": Entry(Rosenbrock(), "held out", "A curved valley, two parameters."),
     "matrix-factorisation": Entry(
@@ -224,7 +224,7 @@ ZOO: dict[str, Entry] = {
     ),
     "images-autoencoder": Entry(
         *(AnyDataset(Autoencoder(_MNIST, batch_size=128)), "train"),
-        "Autoencoder on MNIST or Fashion-MNIST, either every time.",
+        "Autoencoder on MNIST or Fashion-MNIST, drawn for every episode.",
     ),
     "cifar10-mlp": Entry(
         *(MLP(_CIFAR, batch_size=128, width=128), "train"),
@@ -256,7 +256,7 @@ ZOO: dict[str, Entry] = {
     ),
     # Systems whose outer parameters are not those of an optimizer.
     "character-lstm": Entry(
-        CharacterLSTM(), "study", "Weights of a 5-unit LSTM on characters, as theta."
+        CharacterLSTM(), "study", "5-unit LSTM on characters, its weights as theta."
     ),
     "influence-balancing": Entry(
         InfluenceBalancing(), "study", "A linear system on which short windows mislead."

@@ -39,5 +39,5 @@ def _warnings(results: Results) -> list[str]:
             f"The best learning rate is still at the edge for {', '.join(edges)}."
         )
     if results["how"]["skipped"]:
-        lines.append(f"Left out, no data: {', '.join(results['how']['skipped'])}.")
+        lines.append(f"Skipped, no data: {', '.join(results['how']['skipped'])}.")
     return lines

@@ -53,24 +53,25 @@ def draw(results: Results, directory: Path) -> list[Drawn]:
         ),
         "profile": (
             "Performance profile",
-            "Share of tasks on which an optimizer takes at most so many times the "
-            "steps of the fastest to the loss of tuned Adam after three quarters.",
+            "Fraction of tasks on which an optimizer reaches the target within the given "
+            "multiple of the steps of the fastest. Target: the loss of tuned Adam after "
+            "three quarters of its run.",
             _draw_profile(results),
         ),
         "generalisation": (
-            "From task to task",
+            "Speed-up by task",
             "Speed-up over Adam at the best constant learning rate of every moment; "
             "1 is Adam. Bars are 95 % intervals.",
             _draw_generalisation(results),
         ),
         "sensitivity": (
             "Learning rates of the baselines",
-            "Final loss at every learning rate that was tried, with the better of the "
-            "two schedules; the dots are what was chosen.",
+            "Final loss at every learning rate of the grid, with the better of the two "
+            "schedules. Dots mark the selected learning rates.",
             _draw_sensitivity(results),
         ),
         "cost": (
-            "StepCost",
+            "Cost of a step",
             "Milliseconds of a step on the first task, gradient included, and bytes of "
             "optimizer state for each parameter.",
             _draw_cost(results),

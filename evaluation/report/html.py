@@ -66,10 +66,10 @@ def render(results: Results, drawn: Sequence[Drawn]) -> str:
 <h2>Final training loss</h2>
 {_case_table(results)}
 <p class="note">Mean over {results["how"]["num_seeds"]} unseen seeds, 95 % intervals.
-A star marks the lowest, and all others that cannot be told from it, seed by seed:
-the interval of the ratio, by bootstrap, reaches 1. Baselines have the
-best of their learning rates and schedules, found on other seeds; nothing of the
-optimizers under test is tuned. A run that diverges counts as the worst.</p>
+A star marks the lowest loss, and all losses whose bootstrap interval of the ratio
+to it, paired by seed, includes 1. Learning rate and
+schedule of the baselines are tuned on other seeds; the optimizers under test are not
+tuned. A run that diverges counts as the worst.</p>
 <h2>Over all tasks</h2>
 {_overall_table(results)}
 <p class="note">On {html.escape("; ".join(results["how"]["judged_on"]))}. Loss:

@@ -48,8 +48,8 @@ def read_results(path: Path) -> Results:
     if schema != SCHEMA:
         raise UserError(
             f"{path} was written by another version of lopt: its schema is {schema}, "
-            f"and this version reads {SCHEMA}. Try lopt evaluate again; what has been "
-            "computed is kept."
+            f"and this version reads {SCHEMA}. Try lopt evaluate again; runs are "
+            "cached."
         )
     return results
 

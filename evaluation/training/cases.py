@@ -44,7 +44,7 @@ class Method(NamedTuple):
             optimizer has the same runs for all metrics.
         settings: Best learning rate and schedule for each metric; empty if the
             optimizer is not tuned.
-        cost: StepCost of an update; `None` if it was not measured.
+        cost: Cost of an update; `None` if it was not measured.
     """
 
     curves: dict[Metric, Curves]
@@ -61,7 +61,7 @@ class CaseRuns(NamedTuple):
         tuned: Tuning results of the baselines and tuned contenders, reference first.
         longer: Training losses of the reference at constant learning rates near the
             best one, for `REFERENCE_EXTENSION` times the number of steps.
-        gradient: StepCost of sampling a batch and computing its gradient.
+        gradient: Cost of sampling a batch and computing its gradient.
     """
 
     case: Case

@@ -1,4 +1,4 @@
-"""StepCost of a step: latency, and bytes of optimizer state per parameter."""
+"""Cost of a step: latency, and bytes of optimizer state per parameter."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ _SECONDS = 0.15  # Minimum duration of a measurement.
 
 
 class StepCost(NamedTuple):
-    """StepCost of one step.
+    """Cost of one step.
 
     Attributes:
         ms: Latency in milliseconds.

@@ -16,17 +16,17 @@ COMMANDS = {
     ),
     "export": (
         "meta_train.cli.export:export",
-        "Export a run as one optax optimizer.",
+        "Export the learned optimizer of a run.",
     ),
-    "show": ("lopt.cli.show:show", "Show what an exported optimizer is."),
-    "plot": ("meta_train.cli.plot:plot", "Draw how a run is going."),
+    "show": ("lopt.cli.show:show", "Show the card of an exported optimizer."),
+    "plot": ("meta_train.cli.plot:plot", "Plot the metrics of a run."),
     "evaluate": (
         "evaluation.cli.evaluate:evaluate",
-        "Compare optimizers with tuned baselines on tasks they never saw.",
+        "Compare optimizers with tuned baselines on held-out tasks.",
     ),
     "report": (
         "evaluation.cli.report:report",
-        "Draw the report of an evaluation again.",
+        "Redraw the report of an evaluation.",
     ),
     "tune": (
         "evaluation.cli.tune:tune",
@@ -36,9 +36,9 @@ COMMANDS = {
         "meta_train.cli.estimators:estimators",
         "Compare estimators on a preset: bias, variance, cost.",
     ),
-    "plan": ("meta_train.cli.plan:plan", "Say what a run on a TPU pod will need."),
+    "plan": ("meta_train.cli.plan:plan", "Estimate the resources of a run on a TPU pod."),
     "data": ("tasks.cli.data:data", "List, prepare and verify datasets."),
-    "tasks": ("evaluation.cli.tasks:tasks", "List the tasks and what else there is."),
+    "tasks": ("evaluation.cli.tasks:tasks", "List tasks, optimizers, estimators and presets."),
 }
 
 # Top-level modules that the extra `train` installs.
@@ -150,7 +150,7 @@ def _usage() -> str:
         "commands:",
         *(f"  {name:<12}{help_}" for name, (_, help_) in COMMANDS.items()),
         "",
-        "`lopt COMMAND --help` says more. Every command takes --data-dir, where",
+        "`lopt COMMAND --help` lists the flags. Every command takes --data-dir, where",
         "datasets are; LOPT_DATA_DIR by default, or else the directory of TFDS.",
     ]
     return "\n".join(lines)

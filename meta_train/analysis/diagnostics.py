@@ -182,7 +182,7 @@ def diagnose(
         needed = max(compiling, default=0.0) + 2 * seconds * (len(compiling) + 2)
         if estimator not in estimators[:2] and spent + needed > 60 * minutes:
             for _ in range(2):
-                on_progress(f"{type(estimator).__name__} left out")
+                on_progress(f"{type(estimator).__name__} skipped")
             return None
         probe = Probe(estimator, system, data, theta)
         compiling.append(time.monotonic() - start)

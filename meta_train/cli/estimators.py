@@ -71,7 +71,7 @@ def estimators(arguments: Sequence[str]) -> int:
     with ProgressReport("estimators", 2 * len(chosen)) as progress:
         progress.note("compiling")
         for reason in refused:
-            progress.say(f"Left out: {reason}")
+            progress.say(f"Skipped: {reason}")
         results = diagnose(
             chosen,
             system,

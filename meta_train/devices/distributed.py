@@ -259,8 +259,8 @@ def check_shared(directory: Path, flag: str) -> None:
         mark.unlink(missing_ok=True)
     if blind:
         raise UserError(
-            f"`{flag}` must be a directory that all hosts share; {directory} of "
-            f"process 0 is not what process {', '.join(map(str, blind))} sees there. "
+            f"`{flag}` must be a directory that all hosts share; process "
+            f"{', '.join(map(str, blind))} does not see {directory} of process 0. "
             "Try a network file system."
         )
 

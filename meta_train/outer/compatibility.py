@@ -39,7 +39,7 @@ class Compatibility:
         name, system = _name(estimator), _name(self._system)
         if reason is not None:
             raise UserError(
-                f"{name} differentiates what it unrolls, which {system} must allow; "
+                f"{name} differentiates the unroll, which {system} must support; "
                 f"{reason.rstrip('.')}. {self._suggestion(estimator)}"
             )
         size, limit = self.carried_bytes(estimator), memory_limit()
@@ -81,7 +81,7 @@ class Compatibility:
                 jax.eval_shape(lambda *first: _pull_back(system, *first), *first)
             return reason
         except (ValueError, TypeError, NotImplementedError) as error:
-            return f"jax says: {str(error).splitlines()[0]}"
+            return f"JAX reports: {str(error).splitlines()[0]}"
 
     def _suggestion(self, estimator: GradientEstimator) -> str:
         tries = []

@@ -138,8 +138,8 @@ class Checkpoints:
         # The hashes of all files match, so a `ValueError` is a structure mismatch.
         except ValueError as error:
             raise UserError(
-                f"checkpoint {self.latest} in {self._directory} must hold what this "
-                "version of lopt keeps of such a run; it holds something else. Try the "
+                f"checkpoint {self.latest} in {self._directory} must have the "
+                "structure that this version of lopt writes; it has another. Try the "
                 "version that wrote it, or another --run-dir."
             ) from error
 
@@ -167,8 +167,8 @@ class Checkpoints:
     def _give_up(self, step: int, error: BaseException) -> None:
         last = "there is none yet" if self.latest is None else f"step {self.latest}"
         self._say(
-            f"Checkpoint {step} cannot be written ({_reason(error)}); the run goes "
-            f"on. The last good one: {last}."
+            f"Checkpoint {step} cannot be written ({_reason(error)}); the run "
+            f"continues. Last good checkpoint: {last}."
         )
         for path in self._directory.glob(f"{step}*"):
             if path.name == str(step) or path.name.startswith(f"{step}.orbax"):

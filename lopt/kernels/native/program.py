@@ -160,7 +160,7 @@ def _read(
 
 def _constant(number: Any) -> _Constant:
     if jnp.ndim(number):
-        raise _UnsupportedError("an array stands in the function")
+        raise _UnsupportedError("the function contains an array constant")
     return _Constant(float(number).hex())
 
 

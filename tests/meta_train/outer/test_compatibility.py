@@ -62,7 +62,7 @@ def test_derivatives_are_not_asked_of_what_has_none(name, system):
     with pytest.raises(UserError, match=r"--estimator PES, which carries \d") as raised:
         Compatibility(system, (), THETA).check(ESTIMATORS[name](WINDOWS))
     message = str(raised.value)
-    assert message.startswith(f"{name} differentiates what it unrolls")
+    assert message.startswith(f"{name} differentiates the unroll")
     reason = "callback" if isinstance(system, Simulator) else "piecewise constant"
     assert reason in message
     assert "UORO" not in message.split("Try")[-1]

@@ -259,7 +259,7 @@ def test_a_run_goes_on_while_the_disk_is_full(tmp_path):
     assert process.returncode == 0, said
     failed = [line for line in said if "cannot be written" in line]
     assert re.search(
-        r"File too large.*the run goes on. The last good one: step \d+", failed[0]
+        r"File too large.*the run continues. Last good checkpoint: step \d+", failed[0]
     )
     assert sealed_steps(tmp_path / "run")[-1] == 8000
 
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_other_content_is_refused_in_one_sentence(tmp_path):
     state = trainer.init(trainer.load(), 0)
     checkpoints = Checkpoints(tmp_path / "checkpoints", print)
     checkpoints.save_last(state)
-    with pytest.raises(UserError, match="holds something else") as error:
+    with pytest.raises(UserError, match="it has another") as error:
         checkpoints.restore(state.replace(opt_state=(state.opt_state, state.step)))
     checkpoints.close()
     assert "\n" not in str(error.value)

@@ -84,8 +84,7 @@ def evaluate(
         )
     if max_steps is not None and max_steps < 1:
         raise UserError(
-            f"`max_steps` must be at least 1; got {max_steps}. Omit it for whole "
-            "runs."
+            f"`max_steps` must be at least 1; got {max_steps}. Omit it for whole runs."
         )
     named = suite if isinstance(suite, str) else "of one's own"
     cases = lookup("suite", suite, SUITES) if isinstance(suite, str) else tuple(suite)

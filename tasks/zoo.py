@@ -65,10 +65,14 @@ ZOO: dict[str, Entry] = {
         MLP(activation="tanh"), "train", "64-32-32-10 tanh MLP on digits."
     ),
     "digits-classes": Entry(
-        ClassSubset(MLP()), "train", "Five classes of digits, redrawn for every episode."
+        ClassSubset(MLP()),
+        "train",
+        "Five classes of digits, redrawn for every episode.",
     ),
     "digits-permuted": Entry(
-        PermutedLabels(MLP()), "train", "Digits with labels permuted anew in every episode."
+        PermutedLabels(MLP()),
+        "train",
+        "Digits with labels permuted anew in every episode.",
     ),
     "digits-reparameterized": Entry(
         Reparameterized(MLP()), "train", "Digits, every tensor rescaled."
@@ -135,7 +139,9 @@ ZOO: dict[str, Entry] = {
         "Two tanh convolutions of 8 channels on digits.",
     ),
     "wine-autoencoder": Entry(
-        Autoencoder("wine", width=32, num_latents=3), "validation", "Autoencoder on wine."
+        Autoencoder("wine", width=32, num_latents=3),
+        "validation",
+        "Autoencoder on wine.",
     ),
     "diabetes-mlp-deep": Entry(
         MLP("diabetes", width=48, depth=5, activation="silu"),
@@ -195,7 +201,9 @@ ZOO: dict[str, Entry] = {
         "16 parameters, condition number 100, a noisy minimum.",
     ),
     "quadratics": Entry(
-        QuadraticFamily(), "train", "Quadratics with a random spectrum in every episode."
+        QuadraticFamily(),
+        "train",
+        "Quadratics with a random spectrum in every episode.",
     ),
     "rosenbrock": Entry(Rosenbrock(), "held out", "A curved valley, two parameters."),
     "matrix-factorisation": Entry(

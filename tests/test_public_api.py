@@ -5,6 +5,8 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,30 @@ def test_importing_a_package_does_not_import_jax(name):
 def test_an_unknown_export_is_an_attribute_error():
     with pytest.raises(AttributeError, match=r"'tasks' has no attribute 'MLPP'"):
         importlib.import_module("tasks").MLPP  # noqa: B018
+
+
+def imported_modules(package):
+    """Top-level modules that the files of a package import."""
+    for file in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module.split(".")[0]
+
+
+@every_package
+def test_imported_packages_are_declared(name):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    groups = [project["dependencies"]]
+    # `lopt show` and the command line are part of `lopt`, and need the extra `train`.
+    groups += [extras[extra] for extra in ("train", "tuners", "control", "tpu")]
+    names = [re.match(r"[\w.-]+", line) for group in groups for line in group]
+    declared = {match[0].lower().replace("_", "-") for match in names if match}
+    known = set(sys.stdlib_module_names) | set(PACKAGES)
+    modules = set(imported_modules(name)) - known
+    distributions = packages_distributions()
+    for module in modules & set(distributions):
+        found = {d.lower().replace("_", "-") for d in distributions[module]}
+        assert found & declared, f"{module} is imported and not declared"

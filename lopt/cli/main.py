@@ -36,9 +36,15 @@ COMMANDS = {
         "meta_train.cli.estimators:estimators",
         "Compare estimators on a preset: bias, variance, cost.",
     ),
-    "plan": ("meta_train.cli.plan:plan", "Estimate the resources of a run on a TPU pod."),
+    "plan": (
+        "meta_train.cli.plan:plan",
+        "Estimate the resources of a run on a TPU pod.",
+    ),
     "data": ("tasks.cli.data:data", "List, prepare and verify datasets."),
-    "tasks": ("evaluation.cli.tasks:tasks", "List tasks, optimizers, estimators and presets."),
+    "tasks": (
+        "evaluation.cli.tasks:tasks",
+        "List tasks, optimizers, estimators and presets.",
+    ),
 }
 
 # Top-level modules that the extra `train` installs.

@@ -53,9 +53,9 @@ def draw(results: Results, directory: Path) -> list[Drawn]:
         ),
         "profile": (
             "Performance profile",
-            "Fraction of tasks on which an optimizer reaches the target within the given "
-            "multiple of the steps of the fastest. Target: the loss of tuned Adam after "
-            "three quarters of its run.",
+            "Fraction of tasks on which an optimizer reaches the target within the "
+            "given multiple of the steps of the fastest. Target: the loss of tuned "
+            "Adam after three quarters of its run.",
             _draw_profile(results),
         ),
         "generalisation": (

@@ -40,7 +40,11 @@ def compose(
     augment: Sequence[str] = (),
     measure: Measure | None = None,
 ) -> MetaTrainConfig:
-    """Replace parts of `config` by name; fields in common are kept."""
+    """Replace parts of `config` by name.
+
+    A new estimator keeps the fields that it has in common with the old one. A new
+    optimizer has its own defaults: a width means something else in every architecture.
+    """
     parts: dict[str, Any] = {}
     if estimator:
         kind = lookup("estimator", estimator, ESTIMATORS)
@@ -51,7 +55,7 @@ def compose(
         inner = [s for s in config.systems if isinstance(s, InnerTraining)]
         ours = inner[0].optimizer if inner else _SMALL_MLP
         if optimizer:
-            ours = convert(ours, lookup("optimizer", optimizer, OPTIMIZERS))
+            ours = lookup("optimizer", optimizer, OPTIMIZERS)()
         problems = [lookup("task", name, ZOO).problem for name in tasks]
         wrappers = [lookup("augmentation", name, AUGMENTATIONS) for name in augment]
         measure = measure or (inner[0].measure if inner else "train-loss")

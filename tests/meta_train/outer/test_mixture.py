@@ -11,6 +11,7 @@ import lopt
 from lopt.errors import UserError
 from lopt.optimizers.classical import LearnedSGD
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
+from lopt.registry import OPTIMIZERS
 from meta_train.config.config import MetaTrainConfig
 from meta_train.config.preset_configs import CONFIGS, compose
 from meta_train.core.inner_training import InnerTraining
@@ -166,3 +167,9 @@ def test_weights_of_a_preset_are_dropped_with_its_tasks():
 def test_an_unknown_task_of_validation_is_an_error_of_the_user(tmp_path):
     with pytest.raises(UserError):
         make_config(tmp_path, validation_tasks=("nothing-like-it",))
+
+
+@pytest.mark.parametrize("name", ["CoordinateLSTM", "PerParameterMLP"])
+def test_an_optimizer_selected_by_name_has_its_own_defaults(name):
+    (system,) = compose(CONFIGS["digits-mlp"], optimizer=name).systems
+    assert system.learned_optimizer == OPTIMIZERS[name]()

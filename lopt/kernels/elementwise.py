@@ -7,9 +7,8 @@ backend, tensor                        lowering                          gain
 -------------------------------------  --------------------------------  ------------
 CPU, narrow, below 2**15 elements      matrix products                   compile time
 CPU, narrow, below 2**17 parameters    layers unrolled in a fused loop   speed
-CPU, wide or 2**17 parameters          native code                       speed: 2 x with
-                                                                         AVX-512, 1.3 x
-                                                                         without
+CPU, wide or 2**17 parameters          native code                       speed: 1-2 x,
+                                                                         by machine
 CPU, the same, without native code     blocks, activations in cache      speed, memory
 CPU, the same, sharded                 each device does its own shard    no all-gather
 TPU, unbatched, on one device          Pallas kernel                     memory

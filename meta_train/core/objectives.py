@@ -14,25 +14,15 @@ from flax import struct
 from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
+from meta_train.core.wrapper import SystemWrapper
 from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
 
 Objective: TypeAlias = Literal["mean", "final", "log", "late", "late-log", "final-log"]
 
 
 @dataclass(frozen=True)
-class _Wrapper(UnrolledSystem):
-    """Base class of wrappers that share data and outer parameters with a system."""
-
-    system: UnrolledSystem
-    """System whose loss is replaced."""
-
-    @override
-    def load(self) -> Data:
-        return self.system.load()
-
-    @override
-    def init_theta(self, key: PRNGKeyArray) -> Theta:
-        return self.system.init_theta(key)
+class _Objective(SystemWrapper):
+    """Wrapper that replaces the loss and keeps the wrapped state in its own."""
 
     @override
     def sample_input(self, data: Data, state: State, key: PRNGKeyArray) -> Input:
@@ -56,7 +46,7 @@ class FinalLossState(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class FinalLoss(_Wrapper):
+class FinalLoss(_Objective):
     """Final loss as a telescoping sum: the cost is ``T (loss_t - loss_{t-1})``.
 
     The costs of an episode sum to its last loss times the horizon ``T``, so their mean
@@ -91,7 +81,7 @@ class FinalLoss(_Wrapper):
 
 
 @dataclass(frozen=True)
-class LogLoss(_Wrapper):
+class LogLoss(_Objective):
     """Symmetric logarithm of the loss, ``sign(x) log(1 + |x| / epsilon)``.
 
     At a positive loss its gradient is that of ``log(x + epsilon)``. The objective thus
@@ -139,7 +129,7 @@ class LateLossState(struct.PyTreeNode):
 
 
 @dataclass(frozen=True)
-class LateLoss(_Wrapper):
+class LateLoss(_Objective):
     """Loss weighted linearly in time: step ``t = 1..T`` has weight ``2 t / (T + 1)``.
 
     The weights of an episode have mean one.

@@ -17,8 +17,9 @@ from lopt.errors import UserError
 from meta_train.config.config import MetaTrainConfig
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.unroll import unroll
+from meta_train.core.wrapper import SystemWrapper
 from meta_train.runtime.metrics import METRICS_FILE, read_metrics
-from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
+from tasks.base import Data, Horizon, Input, Loss, State, Theta
 
 FIGURE = "progress.png"
 
@@ -167,18 +168,10 @@ def _set_log(axis: Any) -> None:
 
 
 @dataclass(frozen=True)
-class _StepSizes(UnrolledSystem):
+class _StepSizes(SystemWrapper):
     """Inner training whose loss is the ratio of update norm to gradient norm."""
 
     system: InnerTraining
-
-    @override
-    def load(self) -> Data:
-        return self.system.load()
-
-    @override
-    def init_theta(self, key: PRNGKeyArray) -> Theta:
-        return self.system.init_theta(key)
 
     @override
     def init_state(

@@ -31,8 +31,9 @@ from lopt.optimizers.tensor_statistics import FEATURES
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES
+from meta_train.core.wrapper import SystemWrapper
 from meta_train.outer.trainer import mean_losses
-from tasks.base import Data, Horizon, Input, Loss, State, Theta, UnrolledSystem
+from tasks.base import Data, Horizon, Input, Loss, State, Theta
 
 TASKS = (
     "digits-mlp-batches",
@@ -92,21 +93,11 @@ def effective(theta: Theta, masks: dict[str, Any]) -> Theta:
 
 
 @dataclass(frozen=True)
-class Masked(UnrolledSystem):
+class Masked(SystemWrapper):
     """A system that uses the effective theta.
 
     Masks are part of the data, so that all variants share one compiled program.
     """
-
-    system: UnrolledSystem
-
-    @override
-    def load(self) -> Data:
-        return self.system.load()
-
-    @override
-    def init_theta(self, key: PRNGKeyArray) -> Theta:
-        return self.system.init_theta(key)
 
     @override
     def init_state(

@@ -40,13 +40,12 @@ TASKS = (
     "digits-autoencoder-batches",
     "diabetes-mlp-batches",
     "letters-lstm-small",
-    "characters-attention",
+    "characters-transformer-small",
 )
 # A short run takes larger steps than the preset, from fewer pairs.
 NUM_PAIRS, LEARNING_RATE = 8, 1e-2
 NUM_EVALUATION_RUNS = 8
-_TIME, _SHAPE = FEATURES[:5], FEATURES[5:7]
-_LOCAL, _MEAN = FEATURES[7:12], FEATURES[12:]
+_TIME, _LOCAL, _MEAN = FEATURES[:5], FEATURES[5:10], FEATURES[10:]
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,6 @@ class WithoutTables(LearnedMuon):
 VARIANTS: dict[str, Variant] = {
     "full": Variant(),
     "no-time": Variant(fixed_features=_TIME),
-    "no-shapes": Variant(fixed_features=_SHAPE),
     "no-statistics": Variant(fixed_features=_LOCAL + _MEAN),
     "no-mean-statistics": Variant(fixed_features=_MEAN),
     "fixed-momentum": Variant(fixed_outputs=("gradient_logit", "slow_logit")),

@@ -119,13 +119,20 @@ ZOO: dict[str, Entry] = {
     "letters-lstm-small": Entry(
         RecurrentLM(width=16, length=16, batch_size=8), "train", "16-unit LSTM."
     ),
-    "characters-attention": Entry(
-        TransformerLM(unit="character", width=16, length=16, batch_size=8),
+    "characters-transformer-small": Entry(
+        TransformerLM(unit="character", width=16, depth=2, length=16, batch_size=8),
         "train",
-        "One layer of attention on characters.",
+        "Two layers of attention of width 16 on characters.",
     ),
-    "teacher": Entry(
-        TeacherStudent(), "train", "64-96-96-10 MLP on noisy labels of a random MLP."
+    "teacher-wide": Entry(
+        TeacherStudent(dim=256, width=32),
+        "train",
+        "256-32-32-10 MLP on noisy labels of a random MLP.",
+    ),
+    "teacher-deep": Entry(
+        TeacherStudent(dim=32, width=32, depth=4, gain=2.0, batch_size=16),
+        "train",
+        "MLP with four hidden layers on noisier labels of a random MLP.",
     ),
     # Neither trained on nor held out: these select the checkpoint to export.
     "digits-mlp-gelu": Entry(

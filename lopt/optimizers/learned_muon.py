@@ -69,9 +69,9 @@ class LearnedMuon(TensorOptimizer):
         d = (1 - b) orthogonalize(m) + b adafactor(m)      # each of unit RMS
         p <- p - base * exp(s) * (1 - t/T) * max(rms(p), reference) * d
 
-    ``s`` and the logits of ``w`` and ``b`` are linear in `FEATURES`: time, horizon,
-    shape, and scale-free statistics of the tensor and of all tensors. ``s`` is clipped
-    to [-8, 3]. `theta` has 80 weights. Vectors use an Adam direction, and tables
+    ``s`` and the logits of ``w`` and ``b`` are linear in `FEATURES`: time, horizon, and
+    scale-free statistics of the tensor and of all tensors. ``s`` is clipped to [-8, 3].
+    `theta` has 72 weights. Vectors use an Adam direction, and tables
     (embeddings) an Adafactor direction. The initial `theta` gives a Nesterov-like
     mixture of gradient and momenta with linear decay to zero.
 
@@ -151,7 +151,7 @@ class LearnedMuon(TensorOptimizer):
                 *[(o.scales, o.features, o.rms) for o in observed], strict=True
             )
         )
-        features = all_features([tensors[i] for i in order], local, info)
+        features = all_features(local, info)
         kinds = np.asarray([_kind(tensors[i]) for i in order])
         control = self._control(theta, features, kinds, scales, rms, info)
         results: dict[int, tuple[Array, Moments]] = {}

@@ -1,12 +1,10 @@
 """Accumulators and scale-free features of the tensors of `LearnedMuon`."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
 from lopt.adapter import LeafInputs, StepInfo
@@ -19,8 +17,6 @@ FEATURES = (
     "log_horizon",
     "log_step",
     "is_start",
-    "log_fan_in",
-    "log_fan_out",
     *(local := ("alignment", "agreement", "fast_snr", "slow_snr", "growth")),
     *(f"mean_{name}" for name in local),
 )
@@ -86,12 +82,11 @@ class Observed(NamedTuple):
 
 
 def all_features(
-    tensors: Sequence[LeafInputs], local: Float[Array, "tensors local"], info: StepInfo
+    local: Float[Array, "tensors local"], info: StepInfo
 ) -> Float[Array, "tensors features"]:
-    """Concatenate time, shape, local and mean features in the order of `FEATURES`.
+    """Concatenate time, local and mean features in the order of `FEATURES`.
 
     Args:
-        tensors: Tensors in the order of the rows of `local`.
         local: Local features of each tensor, from `observe_group`.
         info: Step index and horizon.
     """
@@ -106,13 +101,9 @@ def all_features(
             jnp.exp(-step / 10),
         ]
     )
-    fans = np.asarray(
-        [(math.prod(t.grad.shape[:-1]), t.grad.shape[-1]) for t in tensors]
-    )
-    shapes = jnp.asarray(np.clip(np.log10(fans) - 1.5, -1.5, 1.5), jnp.float32)
-    everywhere = jnp.broadcast_to(time[None], (len(tensors), time.size))
+    everywhere = jnp.broadcast_to(time[None], (len(local), time.size))
     mean = jnp.broadcast_to(local.mean(axis=0, keepdims=True), local.shape)
-    return jnp.concatenate([everywhere, shapes, local, mean], axis=1)
+    return jnp.concatenate([everywhere, local, mean], axis=1)
 
 
 def observe_group(

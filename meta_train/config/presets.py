@@ -33,7 +33,7 @@ class Preset(NamedTuple):
 
 PRESETS: dict[str, Preset] = {
     "general": Preset(
-        "Learn an optimizer for any task on a mixture of ten small ones; hours.",
+        "Learn an optimizer for any task on a mixture of twelve small ones; hours.",
     ),
     "demo": Preset(
         "The same on three of them; minutes on a laptop.",

@@ -51,12 +51,13 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
         "seed": config.seed,
         "kernels": config.kernels,
     }
+    if config.validation_tasks:
+        card["validation_tasks"] = list(config.validation_tasks)
     theta, is_best = state.result, config.select == "best"
     if is_best and isinstance(state.best, Best) and jnp.isfinite(state.best.loss):
         theta = state.best.theta
         card |= {
             "num_outer_steps": int(state.best.step),
-            "validation_tasks": list(config.validation_tasks),
             "validation_loss": float(state.best.loss),
         }
     try:

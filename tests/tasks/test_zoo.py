@@ -39,7 +39,7 @@ SLOW = {
     "wine-mlp-deep",
     "diabetes-mlp-batches",
     "letters-lstm-small",
-    "characters-attention",
+    "characters-transformer-small",
     "digits-mlp-gelu",
     "digits-conv-tanh",
     "digits-conv-small",

@@ -174,6 +174,6 @@ def test_matrices_are_flattened_to_the_most_nearly_square():
 
 def test_theta_is_small_and_named():
     assert THETA["linear"].shape == (len(FEATURES), len(OUTPUTS))
-    assert sum(x.size for x in jax.tree.leaves(THETA)) == 80
+    assert sum(x.size for x in jax.tree.leaves(THETA)) == 72
     with pytest.raises(ValueError, match="step sizes and `vector_floor` must be pos"):
         LearnedMuon(matrix_step=0.0)

@@ -1,22 +1,24 @@
-"""Ablation of `LearnedMuon`: short meta-training runs without one part each.
+"""Ablation of `LearnedMuon`: short meta-training runs without, or with, one part each.
 
-    python -m benchmarks.ablation                       # all variants, 2 seeds
+    python -m benchmarks.ablation                       # all variants, 3 seeds
     python -m benchmarks.ablation --variants full no-statistics --num-seeds 4
 
 Each variant is meta-trained on five tasks of the preset `general` and evaluated on the
-validation tasks of that preset. The score is the `late-log` objective (log loss, with
-late steps weighted more) minus that of the full architecture with the same seed.
-Negative scores are better. The table lists the mean and standard error of the score
-over seeds, then the mean for each validation task. Results are appended to a JSONL
-file. Runs with a result in that file are not repeated.
+validation tasks of that preset. Three variants add features that `LearnedMuon` does not
+have. The score is the `late-log` objective (log loss, with late steps weighted more)
+minus that of the full architecture with the same seed. Negative scores are better. The
+table lists the mean and standard error of the score over seeds, then the mean for each
+validation task. Results are appended to a JSONL file. Runs with a result in that file
+are not repeated.
 """
 
 import argparse
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -46,14 +48,19 @@ TASKS = (
 NUM_PAIRS, LEARNING_RATE = 8, 1e-2
 NUM_EVALUATION_RUNS = 8
 _TIME, _LOCAL, _MEAN = FEATURES[:5], FEATURES[5:10], FEATURES[10:]
+_SHAPES, _ROLES = ("log_fan_in", "log_fan_out"), ("is_input", "is_output")
+CANDIDATES = ("loss_trend", *_SHAPES, *_ROLES)
+"""Features that are not part of `LearnedMuon`."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`LearnedMuon` with parts of theta fixed."""
+    """`LearnedMuon` with parts of theta fixed, or with candidate features."""
 
     fixed_features: tuple[str, ...] = ()
     """Inputs whose weights keep their initial values."""
+    added_features: tuple[str, ...] = ()
+    """Candidate inputs whose weights are learned."""
     fixed_outputs: tuple[str, ...] = ()
     """Outputs whose weights keep their initial values."""
     has_shared_bias: bool = False
@@ -65,9 +72,11 @@ class Variant:
 
     def masks(self) -> dict[str, Any]:
         """Arrays that `effective` applies to theta."""
-        start = LearnedMuon().init_theta(jax.random.key(0))
-        linear = np.zeros((len(FEATURES), len(OUTPUTS)), bool)
-        linear[[FEATURES.index(name) for name in self.fixed_features]] = True
+        start = Candidate().init_theta(jax.random.key(0))
+        features = (*FEATURES, *CANDIDATES)
+        fixed = {*self.fixed_features, *CANDIDATES} - {*self.added_features}
+        linear = np.zeros((len(features), len(OUTPUTS)), bool)
+        linear[[features.index(name) for name in fixed]] = True
         bias = np.zeros(start["bias"].shape, bool)
         for name in self.fixed_outputs:
             linear[:, OUTPUTS.index(name)] = bias[:, OUTPUTS.index(name)] = True
@@ -81,6 +90,55 @@ class Variant:
             "values": values,
             "has_shared_bias": np.asarray(self.has_shared_bias),
         }
+
+
+@dataclass(frozen=True)
+class Candidate(LearnedMuon):
+    """`LearnedMuon` with `CANDIDATES` as further features, of initial weight zero."""
+
+    has_tables: bool = True
+    """Whether embeddings are tables; otherwise matrices."""
+    reads_loss: ClassVar[bool] = True
+
+    @override
+    def init_theta(self, key: PRNGKeyArray) -> Theta:
+        theta = super().init_theta(key)
+        added = jnp.zeros((len(CANDIDATES), len(OUTPUTS)), jnp.float32)
+        return {**theta, "linear": jnp.concatenate([theta["linear"], added])}
+
+    @override
+    def init_shared(self, num_tensors: int) -> PyTree:
+        return super().init_shared(num_tensors), jnp.zeros(2, jnp.float32)
+
+    @override
+    def update_tensors(
+        self, theta: Any, tensors: Any, shared: PyTree, info: StepInfo
+    ) -> Any:
+        scales, means = shared
+        assert info.loss is not None
+        decays = np.asarray([0.9, 0.99], np.float32)
+        means = means * decays + (1 - decays) * info.loss
+        fast, slow = means / (1 - decays ** (info.count + 1))
+        trend = jnp.clip((fast - slow) / (jnp.abs(slow) + 1e-8), -3.0, 3.0)
+        if not self.has_tables:
+            tensors = [tensor._replace(name="") for tensor in tensors]
+        info = info._replace(loss=trend)
+        results, scales = super().update_tensors(theta, tensors, scales, info)
+        return results, (scales, means)
+
+    @override
+    def features(self, tensors: Any, local: Any, info: StepInfo) -> Any:
+        assert info.loss is not None
+        trend = jnp.broadcast_to(info.loss, (len(tensors), 1))
+        fans = [(math.prod(t.grad.shape[:-1]), t.grad.shape[-1]) for t in tensors]
+        shapes = np.clip(np.log10(fans) - 1.5, -1.5, 1.5)
+        # As in muP: the model width is the most frequent size of an axis.
+        sizes = [n for t in tensors if t.grad.ndim > 1 for n in t.grad.shape]
+        width = max(set(sizes), key=sizes.count) if sizes else 0
+        roles = [(i != width == o, i == width != o) for i, o in fans]
+        static = np.concatenate([shapes, roles], axis=1).astype(np.float32)
+        base = super().features(tensors, local, info)
+        return jnp.concatenate([base, trend, static], axis=1)
 
 
 def effective(theta: Theta, masks: dict[str, Any]) -> Theta:
@@ -115,16 +173,6 @@ class Masked(SystemWrapper):
         return self.system.step(effective(theta, masks), state, x)
 
 
-@dataclass(frozen=True)
-class WithoutTables(LearnedMuon):
-    """`LearnedMuon` that treats embeddings as matrices."""
-
-    @override
-    def update_tensors(self, theta: Any, tensors: Any, shared: PyTree, info: StepInfo):
-        tensors = [tensor._replace(name="") for tensor in tensors]
-        return super().update_tensors(theta, tensors, shared, info)
-
-
 VARIANTS: dict[str, Variant] = {
     "full": Variant(),
     "no-time": Variant(fixed_features=_TIME),
@@ -135,15 +183,20 @@ VARIANTS: dict[str, Variant] = {
     "shared-bias": Variant(has_shared_bias=True),
     "no-orthogonalization": Variant(is_orthogonalized=False),
     "untrained": Variant(fixed_features=FEATURES, fixed_outputs=OUTPUTS),
+    "loss-trend": Variant(added_features=("loss_trend",)),
+    "shapes": Variant(added_features=_SHAPES),
+    "roles": Variant(added_features=_ROLES),
     "no-tables": Variant(has_tables=False),
 }
+"""`shapes` contains the scaling of muP, as step sizes may depend on the fan-in; `roles`
+separates the schedules of input, hidden and output matrices."""
 
 
 def main() -> None:
     """Run the variants and seeds without a result yet; print all results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
-    parser.add_argument("--num-seeds", type=int, default=2)
+    parser.add_argument("--num-seeds", type=int, default=3)
     parser.add_argument("--num-updates", type=int, default=300)
     parser.add_argument("--out", type=Path, default=Path("runs/ablation.jsonl"))
     options = parser.parse_args()
@@ -174,7 +227,7 @@ def main() -> None:
 def _run(variant: Variant, num_updates: int, seed: int) -> dict[str, float]:
     """Meta-train one variant; return its validation losses."""
     general = CONFIGS["general"]
-    optimizer = LearnedMuon() if variant.has_tables else WithoutTables()
+    optimizer = Candidate(has_tables=variant.has_tables)
 
     def with_optimizer(systems: Any) -> tuple[InnerTraining, ...]:
         return tuple(dataclasses.replace(s, optimizer=optimizer) for s in systems)

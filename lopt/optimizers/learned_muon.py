@@ -151,7 +151,7 @@ class LearnedMuon(TensorOptimizer):
                 *[(o.scales, o.features, o.rms) for o in observed], strict=True
             )
         )
-        features = all_features(local, info)
+        features = self.features([tensors[i] for i in order], local, info)
         kinds = np.asarray([_kind(tensors[i]) for i in order])
         control = self._control(theta, features, kinds, scales, rms, info)
         results: dict[int, tuple[Array, Moments]] = {}
@@ -166,6 +166,24 @@ class LearnedMuon(TensorOptimizer):
 
         shared = jax.tree.map(put, shared, scales)
         return [results[i] for i in range(len(tensors))], shared
+
+    def features(
+        self,
+        tensors: Sequence[LeafInputs],
+        local: Float[Array, "tensors local"],
+        info: StepInfo,
+    ) -> Float[Array, "tensors features"]:
+        """Compute the inputs of the learned schedule, one row per tensor.
+
+        Override this method, and `init_theta`, to add inputs.
+
+        Args:
+            tensors: Tensors in the order of the rows.
+            local: Local features of each tensor, from `observe_group`.
+            info: Step index, horizon and loss.
+        """
+        del tensors
+        return all_features(local, info)
 
     def _control(
         self,

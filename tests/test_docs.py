@@ -1,13 +1,21 @@
 """Documentation: code blocks run, links resolve, all estimators are described."""
 
+import dataclasses
+import os
 import re
+import shlex
+import tomllib
 from pathlib import Path
+from unittest import mock
 
 import jax
 import pytest
 
 import lopt
+from lopt.cli.main import main
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
+from meta_train.config.config import write_config
+from meta_train.config.preset_configs import CONFIGS
 from meta_train.estimators import ESTIMATORS
 
 ROOT = Path(__file__).parent.parent
@@ -19,6 +27,70 @@ BLOCKS = [
         re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     )
 ]
+
+COMMANDS = sorted(
+    {
+        " ".join(command.split())
+        for page in PAGES
+        for block in re.findall(r"```(?:sh|bash)\n(.*?)```", page.read_text(), re.S)
+        for command in re.findall(
+            r"^.*?((?:lopt|make|pip install) [^\n\"#]*)",
+            block.replace("\\\n", " "),
+            re.M,
+        )
+    }
+)
+# The function of each command that does the work, after validation of its flags.
+WORK = {
+    "meta-train": "meta_train.runtime.run.meta_train",
+    "plot": "meta_train.runtime.export.restore",
+    "export": "meta_train.runtime.export.export_run",
+    "show": "lopt.files.format.read_card",
+    "evaluate": "evaluation.evaluate",
+    "estimators": "meta_train.analysis.diagnostics.diagnose",
+    "tune": "evaluation.tuners.episodes.OuterProblem.__init__",
+    "plan": "meta_train.analysis.resource_plan.tpu_devices",
+    "tasks": "tasks.size.size",
+    "data": "tasks.cli.data._find_images",
+}
+
+
+class ReachedError(Exception):
+    """Raised in place of the work of a command."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_in_the_documentation_are_valid(command, tmp_path, monkeypatch, key):
+    program, name, *arguments = shlex.split(command)
+    if program == "make":
+        assert re.search(rf"^{name}:", (ROOT / "Makefile").read_text(), re.M)
+        return
+    if program == "pip":
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        extra = arguments[0].removeprefix(".").strip("[]")
+        assert arguments[0].startswith(".")
+        assert not extra or extra in project["optional-dependencies"]
+        return
+    monkeypatch.chdir(tmp_path)
+    for run in ("mine", "other"):
+        folder = tmp_path / "runs" / run
+        folder.mkdir(parents=True)
+        config = dataclasses.replace(CONFIGS["quadratic-schedule"], run_dir=folder)
+        write_config(config)
+    for file in ("mine", "file"):
+        optimizer = PerParameterMLP(width=8)
+        theta = optimizer.init_theta(key)
+        lopt.save(tmp_path / f"{file}.safetensors", optimizer, theta)
+    arguments = [{"N": "2", "I": "0"}.get(word, word) for word in arguments]
+    with (
+        mock.patch.dict(os.environ, JAX_NUM_CPU_DEVICES="1"),
+        mock.patch("meta_train.devices.distributed.start"),
+        mock.patch("evaluation.cli.evaluate._files", return_value={}),
+        mock.patch("meta_train.config.presets.Preset.check_prepared"),
+        mock.patch(WORK[name], side_effect=ReachedError),
+        pytest.raises(ReachedError),
+    ):
+        main([name, *arguments])
 
 
 @pytest.mark.parametrize("block", BLOCKS)

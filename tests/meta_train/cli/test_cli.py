@@ -1,9 +1,12 @@
 """Command line: user errors give a clear message and exit code 2, no traceback."""
 
 import json
+import os
+from unittest import mock
 
 import pytest
 
+from lopt.cli.main import main
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.config.presets import PRESETS
 from tasks.prepared import VERSIONS
@@ -95,12 +98,15 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
         ),
     ],
 )
-def test_mistakes(arguments, messages, lopt_command, tmp_path):
-    result = lopt_command(*arguments)
-    assert result.returncode == 2, result
+def test_mistakes(arguments, messages, tmp_path, capsys, monkeypatch):
+    # In this process: each further one would import everything again.
+    monkeypatch.chdir(tmp_path)
+    with mock.patch.dict(os.environ, COLUMNS="200"):
+        assert main(arguments) == 2
+    error = capsys.readouterr().err
     for message in messages:
-        assert message in result.stderr
-    assert "Traceback" not in result.stderr
+        assert message in error
+    assert "Traceback" not in error
     assert not list(tmp_path.iterdir())
 
 

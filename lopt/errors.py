@@ -34,3 +34,10 @@ def lookup(kind: str, name: str, known: Mapping[str, Value]) -> Value:
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Try {', '.join(known)}."
     raise UserError(f"there is no {kind} {name!r}. {hint}")
+
+
+def one_line(error: object) -> str:
+    """Format untrusted text as one printable line of at most 500 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = "".join(c if c.isprintable() else "?" for c in text)
+    return text if len(text) <= 500 else f"{text[:500]}..."

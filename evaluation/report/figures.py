@@ -35,8 +35,12 @@ class Drawn(NamedTuple):
     path: Path
 
 
+@rc_context({"text.parse_math": False, "svg.fonttype": "none"})
 def draw(results: Results, directory: Path) -> list[Drawn]:
-    """Draw all figures into `directory`, as `NAME.png` and `NAME.svg`."""
+    """Draw all figures into `directory`, as `NAME.png` and `NAME.svg`.
+
+    Names of tasks and optimizers are drawn literally, without TeX markup.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     seeds = results["how"]["num_seeds"]
     figures = {
@@ -80,8 +84,7 @@ def draw(results: Results, directory: Path) -> list[Drawn]:
     drawn = []
     for name, (title, text, figure) in figures.items():
         path = directory / f"{name}.svg"
-        with rc_context({"svg.fonttype": "none"}):
-            figure.savefig(path)
+        figure.savefig(path)
         # The layout is done, and repeating it would take most of the time.
         figure.set_layout_engine("none")
         figure.savefig(path.with_suffix(".png"), dpi=110)

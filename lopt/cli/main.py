@@ -1,12 +1,14 @@
 """Entry point of the `lopt` command; subcommands are imported on demand."""
 
 import contextlib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
 from lopt.cache_directory import cache_folder
+from lopt.cli.output import complain, drop_unwritten
 from lopt.errors import UserError, lookup
 
 COMMANDS = {
@@ -62,10 +64,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             default.
 
     Returns:
-        The exit code: 2 for a `UserError` or invalid arguments, 130 after Ctrl-C,
-        otherwise that of the command.
+        The exit code: 2 for a `UserError` or invalid arguments, 130 after Ctrl-C, 141
+        if the reader of a pipe has exited, otherwise that of the command.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        code = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = 141  # As in a shell: 128 plus the number of SIGPIPE.
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO):
+            raise
+        complain(f"lopt: output cannot be written ({error.strerror}).")
+        code = 1
+    else:
+        return code
+    drop_unwritten(sys.stdout)
+    return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run a command; print a `UserError` and return 2."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0 if arguments else 2
@@ -90,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"the package {error.name} must be installed; it was not found. "
             "Try pip install 'lopt[train]'."
         )
-    print(f"lopt {name}: {complaint}", file=sys.stderr)
+    complain(f"lopt {name}: {complaint}")
     return 2
 
 

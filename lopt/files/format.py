@@ -18,7 +18,7 @@ import safetensors.numpy
 from jaxtyping import PyTree
 
 from lopt.base import LearnedOptimizer, Theta
-from lopt.errors import UserError
+from lopt.errors import UserError, one_line
 from lopt.files.dataclass_json import from_dict, to_dict
 from lopt.pretrained import resolve
 from lopt.registry import OPTIMIZERS
@@ -53,7 +53,7 @@ def save(
         _check_theta(optimizer, tensors)
         text = json.dumps(dict(card or {}), allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{path} cannot be written: {_one_line(error)}") from error
+        raise UserError(f"{path} cannot be written: {one_line(error)}") from error
     described = to_dict(optimizer)
     header = {
         "format": FORMAT,
@@ -130,7 +130,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     except Exception as error:
         raise UserError(
             f"{path} must be a whole safetensors file; it cannot be read "
-            f"({_one_line(error)}). It may be truncated: copy or export it again."
+            f"({one_line(error)}). It may be truncated: copy or export it again."
         ) from error
     if not is_whole:
         raise UserError(
@@ -141,7 +141,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         if not isinstance(header.get(name), kind):
             raise UserError(
                 f"{path}: `{name}` in its header must be a {kind.__name__}; got "
-                f"{_one_line(repr(header.get(name)))}. Export it again from its run."
+                f"{one_line(repr(header.get(name)))}. Export it again from its run."
             )
     return header, tensors
 
@@ -165,7 +165,7 @@ def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     # Precedes the checksum, which a newer format may compute differently.
     if version > FORMAT:
         raise UserError(
-            f"{path} has format {_one_line(version)}; this version of lopt reads up to "
+            f"{path} has format {one_line(version)}; this version of lopt reads up to "
             f"{FORMAT}. Try `pip install --upgrade lopt`."
         )
     return header
@@ -181,7 +181,7 @@ def make_optimizer(
         template = _check_theta(optimizer, tensors)
     # Hyperparameters from a file may raise any exception in any optimizer.
     except Exception as error:
-        raise UserError(f"{path}: {_one_line(error)}") from error
+        raise UserError(f"{path}: {one_line(error)}") from error
     leaves = [jnp.asarray(tensors[name]) for name, _ in _named_leaves(template)]
     return optimizer, jax.tree.unflatten(jax.tree.structure(template), leaves)
 
@@ -255,10 +255,3 @@ def _check_sizes(optimizer: Any, largest: int) -> None:
 @functools.lru_cache(maxsize=64)
 def _template(optimizer: LearnedOptimizer) -> PyTree[jax.ShapeDtypeStruct]:
     return jax.eval_shape(optimizer.init_theta, jax.random.key(0))
-
-
-def _one_line(error: object) -> str:
-    """Format untrusted text as one printable line of at most 500 characters."""
-    text = " ".join(str(error).split())
-    text = "".join(c if c.isprintable() else "?" for c in text)
-    return text if len(text) <= 500 else f"{text[:500]}..."

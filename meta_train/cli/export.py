@@ -14,6 +14,8 @@ class _Export:
     """Run directory of `lopt meta-train`."""
     out: Path
     """Output file, ending in .safetensors."""
+    allow_untrained: bool = False
+    """Export theta even if it still has its initial value."""
 
 
 def export(arguments: Sequence[str]) -> int:
@@ -26,5 +28,8 @@ def export(arguments: Sequence[str]) -> int:
     )
     from meta_train.runtime.export import export_run
 
-    print(f"Exported to {export_run(options.run_dir, options.out)}.")
+    path = export_run(
+        options.run_dir, options.out, allow_untrained=options.allow_untrained
+    )
+    print(f"Exported to {path}.")
     return 0

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from lopt.errors import UserError, lookup
+from lopt.errors import UserError, lookup, one_line
 from lopt.files.dataclass_json import differences, from_dict, to_dict
+from lopt.files.json_file import read_object
 from lopt.kernels.prepare import Kernels
 from lopt.registry import OPTIMIZERS
 from meta_train.core.inner_training import InnerTraining
@@ -62,6 +63,12 @@ class MetaTrainConfig:
     contains is resumed."""
     resize: bool = False
     """Whether resuming may change the population size."""
+    restart: bool = False
+    """Whether to start from step 0 if all checkpoints in `run_dir` are damaged."""
+    max_faulty_updates: int = 100
+    """Consecutive outer updates without a usable meta-gradient after which the run
+    stops with an error: the gradient is zero, or most members are not finite. 0 never
+    stops."""
     log_every_steps: int = 10
     """Outer updates between log entries. Metrics are averaged over the interval."""
     evaluate_every_steps: int = 250
@@ -96,6 +103,7 @@ class MetaTrainConfig:
             "num_evaluation_runs": 1,
             "checkpoint_every_steps": 0,
             "checkpoint_every_minutes": 0,
+            "max_faulty_updates": 0,
         }.items():
             if getattr(self, name) < least:
                 raise ValueError(
@@ -217,6 +225,8 @@ _OPERATIONAL = {
     "kernels",
     "run_dir",
     "resize",
+    "restart",
+    "max_faulty_updates",
     "log_every_steps",
     "evaluate_every_steps",
     "num_evaluation_runs",
@@ -237,8 +247,11 @@ def _types() -> dict[str, type]:
     return {**OPTIMIZERS, **ESTIMATORS, **task_classes(), **named}
 
 
-def write_config(config: MetaTrainConfig) -> None:
+def write_config(config: MetaTrainConfig, say: Callable[[str], None] = print) -> None:
     """Write `config` to its run directory atomically.
+
+    A damaged or missing file of a run that has begun is replaced, which is reported
+    by `say`.
 
     Raises:
         UserError: If the directory contains a run with a different configuration.
@@ -247,8 +260,12 @@ def write_config(config: MetaTrainConfig) -> None:
     """
     path = config.run_dir / CONFIG_FILE
     new = to_dict(config)
-    if _has_begun(config.run_dir):
-        changed = differences(_essence(_read(path)), _essence(new))
+    has_begun = _has_begun(config.run_dir)
+    old = _recorded(config.run_dir) if has_begun else None
+    if has_begun and old is None:
+        say(f"{path} is missing or damaged; it is written again from this command.")
+    if old is not None:
+        changed = differences(_essence(old), _essence(new))
         size = f"estimator.{config.estimator.population_field}:"
         sizes = [line for line in changed if line.startswith(size)]
         if config.resize:
@@ -269,17 +286,22 @@ def write_config(config: MetaTrainConfig) -> None:
 
 def read_config(run_dir: Path) -> MetaTrainConfig:
     """Load the configuration of the run in `run_dir`."""
-    described = _read(run_dir / CONFIG_FILE)
-    # The directory may have been moved since the file was written.
-    del described["run_dir"]
-    return dataclasses.replace(from_dict(described, _types()), run_dir=run_dir)
+    path = run_dir / CONFIG_FILE
+    described = _read(path)
+    described.pop("run_dir", None)  # The directory may have been moved since.
+    try:
+        config = from_dict(described, _types())
+        if not isinstance(config, MetaTrainConfig):
+            raise UserError(f"it describes a {type(config).__name__}")
+        return dataclasses.replace(config, run_dir=run_dir)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {one_line(error)}") from error
 
 
 def recorded_kernels(run_dir: Path) -> Kernels:
     """Read the implementation that a run used so far; ``"auto"`` for a new run."""
-    if not _has_begun(run_dir):
-        return "auto"
-    recorded = _read(run_dir / CONFIG_FILE).get("kernels")
+    known = _recorded(run_dir) if _has_begun(run_dir) else None
+    recorded = (known or {}).get("kernels")
     return cast(Kernels, recorded) if recorded in get_args(Kernels) else "auto"
 
 
@@ -292,16 +314,25 @@ def _has_begun(run_dir: Path) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text())
+        return read_object(path)
     except FileNotFoundError as error:
         raise UserError(
             f"{path.parent} must be the run directory of a `lopt meta-train`; "
             f"it has no {CONFIG_FILE}."
         ) from error
-    except json.JSONDecodeError as error:
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{path} is damaged: {error}. Try another --run-dir."
+            f"{path} is damaged: {error}. Try the command that started the run, which "
+            "writes it again, or another --run-dir."
         ) from error
+
+
+def _recorded(run_dir: Path) -> dict[str, Any] | None:
+    """Read the configuration of a run; `None` if it is missing or damaged."""
+    try:
+        return _read(run_dir / CONFIG_FILE)
+    except UserError:
+        return None
 
 
 def _essence(described: dict[str, Any]) -> dict[str, Any]:

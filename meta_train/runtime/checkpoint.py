@@ -1,9 +1,11 @@
 """Orbax checkpoints with a SHA-256 manifest for integrity checks."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -19,6 +21,10 @@ from meta_train.devices import distributed
 from meta_train.outer.trainer import OuterState
 
 _MANIFEST = "sha256.json"
+_LARGEST_MANIFEST = 2**24  # bytes
+_OVERHEAD = 4_096  # bytes on disk per array, for metadata
+_UNFINISHED = "was not finished"
+_STEP = re.compile("0|[1-9][0-9]{0,9}")
 _NUM_KEPT = 3
 
 
@@ -45,10 +51,12 @@ class Checkpoints:
             say: Callback for warnings about damaged checkpoints and failed writes.
             read_only: Leave the directory unchanged, since another process may be
                 writing to it. By default, damaged checkpoints are renamed to
-                ``STEP.damaged`` and old checkpoints are deleted.
+                ``STEP.damaged``, unfinished ones to ``STEP.unfinished``, and old
+                checkpoints are deleted.
         """
         self._directory, self._say = directory.absolute(), say
         self._read_only = read_only
+        self._has_failed = False
         latest = None
         if distributed.is_first():
             if not read_only:
@@ -59,7 +67,8 @@ class Checkpoints:
         )
         # Orbax logs warnings about options chosen on purpose, and long traces of
         # failures that `_give_up` reports in one line.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._manager = self._open()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
@@ -87,11 +96,29 @@ class Checkpoints:
         if step == self.latest:
             return
         try:
+            self._check_free_space(state)
             self._manager.save(step, args=ocp.args.StandardSave(state))
         except OSError as error:
             self._give_up(step, error)
         else:
             self._saving = step, self._worker.submit(self._seal, step)
+
+    def check_restart(self, *, asked: bool) -> None:
+        """Validate that a run without a valid checkpoint has no damaged ones.
+
+        Args:
+            asked: Whether the user asked for a restart from step 0.
+
+        Raises:
+            UserError: If all checkpoints are damaged and no restart was asked for.
+        """
+        damaged = sorted(path.name for path in self._directory.glob("*.damaged"))
+        if self.latest is None and damaged and not asked:
+            raise UserError(
+                f"a checkpoint in {self._directory} must be valid to resume from; all "
+                f"are damaged: {', '.join(damaged)}. Try --restart to start from step "
+                "0, or another --run-dir."
+            )
 
     def save_last(self, state: OuterState) -> None:
         """Save the final `state` synchronously.
@@ -106,6 +133,16 @@ class Checkpoints:
                 f"the last checkpoint must be written to {self._directory}; it cannot "
                 "be. Try to make room, and the same command to resume."
             )
+
+    def _check_free_space(self, state: OuterState) -> None:
+        """Raise an `OSError` if the disk has no room for a checkpoint of `state`.
+
+        Orbax prints a trace for each array that it cannot write.
+        """
+        leaves = jax.tree.leaves(state)
+        needed = sum(x.nbytes for x in leaves) + _OVERHEAD * len(leaves)
+        if shutil.disk_usage(self._directory).free < needed:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def population_size(self) -> int:
         """Read the population size of the latest checkpoint from its metadata."""
@@ -151,6 +188,9 @@ class Checkpoints:
         try:
             sealed.result()
             self.latest = step
+            if self._has_failed:
+                self._say(f"Checkpoint {step} was written; the disk works again.")
+            self._has_failed = False
         except Exception as error:
             if not _is_from_disk(error):
                 raise
@@ -165,11 +205,13 @@ class Checkpoints:
             self._manager.close()
 
     def _give_up(self, step: int, error: BaseException) -> None:
-        last = "there is none yet" if self.latest is None else f"step {self.latest}"
-        self._say(
-            f"Checkpoint {step} cannot be written ({_reason(error)}); the run "
-            f"continues. Last good checkpoint: {last}."
-        )
+        if not self._has_failed:
+            last = "there is none yet" if self.latest is None else f"step {self.latest}"
+            self._say(
+                f"Checkpoint {step} cannot be written ({_reason(error)}); the run "
+                f"continues and retries. Last good checkpoint: {last}."
+            )
+        self._has_failed = True
         for path in self._directory.glob(f"{step}*"):
             if path.name == str(step) or path.name.startswith(f"{step}.orbax"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -192,7 +234,7 @@ class Checkpoints:
         self, say: Callable[[str], None], read_only: bool
     ) -> int | None:
         steps = sorted(
-            (int(p.name) for p in self._directory.glob("*") if p.name.isdigit()),
+            (int(p.name) for p in self._directory.glob("*") if _STEP.fullmatch(p.name)),
             reverse=True,
         )
         for step in steps:
@@ -202,13 +244,19 @@ class Checkpoints:
                 return step
             say(f"Checkpoint {step} {fault}; trying the one before.")
             if not read_only:
-                aside = path.with_name(f"{step}.damaged")
-                # Remove the leftover of an earlier failure at the same step.
-                shutil.rmtree(aside, ignore_errors=True)
-                path.rename(aside)
-        if steps:
-            say("All checkpoints are damaged: there is none to resume from.")
+                is_unfinished = fault == _UNFINISHED
+                _set_aside(path, "unfinished" if is_unfinished else "damaged")
         return None
+
+
+def _set_aside(path: Path, suffix: str) -> None:
+    """Rename a checkpoint, replacing the leftover of an earlier failure."""
+    aside = path.with_name(f"{path.name}.{suffix}")
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink(missing_ok=True)
+    path.rename(aside)
 
 
 def _hashes(path: Path) -> dict[str, str]:
@@ -222,14 +270,23 @@ def _hashes(path: Path) -> dict[str, str]:
 
 def _fault(path: Path) -> str | None:
     """Describe the damage of a checkpoint, or return `None` if it is valid."""
+    if not path.is_dir():
+        return "is not a directory"
+    manifest = path / _MANIFEST
+    if not manifest.exists():
+        return _UNFINISHED
     try:
-        expected = json.loads((path / _MANIFEST).read_text())
-    except FileNotFoundError:
-        return "was not finished"
-    except ValueError:
+        if not manifest.is_file() or manifest.stat().st_size > _LARGEST_MANIFEST:
+            return "has a damaged manifest"
+        expected = json.loads(manifest.read_bytes())
+        found = _hashes(path)
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    except (ValueError, RecursionError):
         return "has a damaged manifest"
-    found = _hashes(path)
-    bad = sorted(name for name, digest in expected.items() if found.get(name) != digest)
+    if not isinstance(expected, dict) or not expected:
+        return "has a damaged manifest"
+    bad = sorted(k for k in {*expected, *found} if found.get(k) != expected.get(k))
     return f"is damaged ({bad[0]} does not match its sha256)" if bad else None
 
 
@@ -254,6 +311,8 @@ def _is_from_disk(error: BaseException | None) -> bool:
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     found = re.search(r"([^:]+) \[os_error_code", str(error))
     first_line = (str(error).splitlines() or [type(error).__name__])[0]
     return found[1].strip() if found else first_line[:200]

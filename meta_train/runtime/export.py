@@ -10,7 +10,7 @@ from lopt.errors import UserError
 from lopt.files.dataclass_json import to_dict
 from meta_train.config.config import MetaTrainConfig, read_config
 from meta_train.core.inner_training import InnerTraining
-from meta_train.outer.trainer import Best, OuterState
+from meta_train.outer.trainer import Best, OuterState, initial_theta
 from meta_train.runtime.checkpoint import Checkpoints
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -71,15 +71,44 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
     return path
 
 
-def export_run(run_dir: Path, path: Path) -> Path:
-    """Export the latest checkpoint of the run in `run_dir` to `path`."""
+def check_trained(config: MetaTrainConfig, state: OuterState) -> None:
+    """Validate that `state` has another theta than the one it started from.
+
+    Raises:
+        UserError: If no update has changed theta, or if it is not finite.
+    """
+    initial = initial_theta(config.systems[0], config.seed)
+    leaves = jax.tree.leaves(state.theta)
+    if not all(bool(jnp.isfinite(x).all()) for x in leaves):
+        raise UserError(
+            f"theta must be finite; that of {config.run_dir} at step "
+            f"{int(state.step)} is not. Try a smaller outer learning rate."
+        )
+    pairs = zip(leaves, jax.tree.leaves(initial), strict=True)
+    if all(bool(jnp.array_equal(a, b)) for a, b in pairs):
+        raise UserError(
+            f"theta must be trained; that of {config.run_dir} at step "
+            f"{int(state.step)} still has its initial value. Try --allow-untrained to "
+            "export it all the same."
+        )
+
+
+def export_run(run_dir: Path, path: Path, *, allow_untrained: bool = False) -> Path:
+    """Export the latest checkpoint of the run in `run_dir` to `path`.
+
+    Raises:
+        UserError: If theta still has its initial value, unless `allow_untrained`.
+    """
     config = read_config(run_dir)
     if not exportable(config):
         raise UserError(
             f"{run_dir} trained {type(config.systems[0]).__name__}, which is not a "
             "learned optimizer: there is nothing to export."
         )
-    return export(config, restore(config), path)
+    state = restore(config)
+    if not allow_untrained:
+        check_trained(config, state)
+    return export(config, state, path)
 
 
 def restore(config: MetaTrainConfig) -> OuterState:

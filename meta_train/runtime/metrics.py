@@ -1,19 +1,28 @@
 """Metrics logging to a JSON Lines file and to Weights & Biases."""
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from lopt.errors import one_line
 from meta_train.config.config import MetaTrainConfig
 
 METRICS_FILE = "metrics.jsonl"
+_MOST_PENDING = 10_000
+_LONGEST = 2**20  # bytes of a line
 
 
 class MetricsLog:
-    """Metrics log in ``RUN_DIR/metrics.jsonl`` and, unless disabled, in wandb."""
+    """Metrics log in ``RUN_DIR/metrics.jsonl`` and, unless disabled, in wandb.
+
+    A failure never raises. It is reported once, and lines that cannot be written are
+    kept in memory and written later.
+    """
 
     def __init__(
         self,
@@ -27,12 +36,13 @@ class MetricsLog:
         Lines of later steps, written after the checkpoint that the run resumes from,
         are removed from the file. `described` is the serialized `config` for wandb.
         """
-        path = config.run_dir / METRICS_FILE
-        kept = [line for line in read_metrics(path) if line["step"] <= step]
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(line) + "\n" for line in kept))
-        partial.replace(path)
-        self._file = path.open("a")
+        self._say = say
+        self._path = config.run_dir / METRICS_FILE
+        self._pending: list[bytes] = []
+        self._has_failed = False
+        self._size: int | None = None
+        self._step = step
+        self._flush()
         self._wandb = _start_wandb(config, described, say)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -41,33 +51,115 @@ class MetricsLog:
         Non-finite values are written to the file as null and to wandb unchanged.
         """
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
-        self._file.write(json.dumps({"step": step, **finite}) + "\n")
-        self._file.flush()
+        line = json.dumps({"step": step, **finite}) + "\n"
+        self._pending = [*self._pending[-_MOST_PENDING:], line.encode()]
+        self._flush()
         if self._wandb is not None:
-            self._wandb.log(dict(metrics), step=step)
+            try:
+                self._wandb.log(dict(metrics), step=step)
+            except Exception as error:  # for example, if its service was killed
+                self._say(
+                    f"wandb has failed ({one_line(error)}); the run continues "
+                    f"without it. {METRICS_FILE} has all metrics."
+                )
+                self._wandb = None
+                _end_wandb_service()
 
     def close(self) -> None:
-        """Close the file and finish the wandb run."""
-        self._file.close()
+        """Write pending lines and finish the wandb run."""
+        self._flush()
+        if self._pending:
+            self._say(f"{len(self._pending)} lines of {self._path} are lost.")
         if self._wandb is not None:
-            self._wandb.finish()
+            try:
+                self._wandb.finish()
+            except Exception as error:
+                self._say(f"wandb could not finish the run ({one_line(error)}).")
+
+    def _flush(self) -> None:
+        """Append the pending lines; keep them if that fails."""
+        try:
+            if self._size is None:
+                self._size = _cut(self._path, self._step, self._say)
+            with self._path.open("ab", buffering=0) as file:
+                if file.tell() != self._size:  # an incomplete line of a failed write
+                    file.truncate(self._size)
+                for line in self._pending:
+                    if file.write(line) != len(line):
+                        raise OSError("the disk is full")
+                    self._size += len(line)
+                self._pending = []
+        except OSError as error:
+            if not self._has_failed:
+                self._say(
+                    f"{self._path} cannot be written ({error.strerror or error}); the "
+                    "run continues and retries."
+                )
+            self._has_failed = True
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a metrics file up to its first incomplete line.
+    """Read the lines of a metrics file, in order of the file.
 
-    A process that is killed while writing leaves an incomplete last line. A missing
-    file has no lines.
+    Damaged lines are skipped: not JSON, or not an object with an integer `step` and
+    numbers. A missing file has no lines.
     """
     if not path.exists():
         return []
-    lines = []
-    for line in path.read_text().splitlines():
-        try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return lines
+    with path.open("rb") as file:
+        return [line for _, line in _lines(file) if line is not None]
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the end of each line in the file and its content, `None` if damaged."""
+    end = 0
+    while raw := file.readline(_LONGEST):
+        end += len(raw)
+        yield end, _parse(raw)
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    try:
+        line = json.loads(raw)
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
+        return None
+    if not raw.endswith(b"\n") or not isinstance(line, dict):
+        return None
+    numbers = {k: v for k, v in line.items() if v is not None}
+    if type(numbers.get("step")) is not int or not all(map(_is_number, line.values())):
+        return None
+    return line
+
+
+def _is_number(value: Any) -> bool:
+    """Check for null, a float, or an integer that fits into a float."""
+    return value is None or (
+        type(value) in (int, float) and not (abs(value) > 2**63 and type(value) is int)
+    )
+
+
+def _cut(path: Path, step: int, say: Callable[[str], None]) -> int:
+    """Remove the lines after `step` from the end of a metrics file.
+
+    Works line by line and in place, which needs no memory and no disk space. At step 0,
+    all lines are removed, since the run writes that step again. Damaged lines between
+    others are kept.
+
+    Returns:
+        Size of the remaining file in bytes.
+    """
+    size = num_damaged = num_seen = 0
+    with path.open("a+b") as file:
+        file.seek(0)
+        for end, line in _lines(file):
+            if line is None:
+                num_seen += 1
+            elif step and line["step"] <= step:
+                size, num_damaged = end, num_seen
+        file.truncate(size)
+    if num_damaged:
+        say(f"{path} has {num_damaged} damaged lines, which are ignored.")
+    return size
 
 
 def _start_wandb(
@@ -83,27 +175,44 @@ def _start_wandb(
         "project": config.wandb_project,
         "name": config.run_dir.name,
         "dir": config.run_dir,
-        "id": _wandb_id(config.run_dir),
         "resume": "allow",
         "config": dict(described),
         "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
     }
     mode: Any = config.wandb
     try:
-        if mode == "auto":
-            # A prompt for an API key would block a batch job.
-            has_key = wandb.login(prompt=False, verify=False)
-            mode = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")
-        return wandb.init(mode=mode, **options)
-    except wandb.Error as error:
-        say(f"wandb cannot be used online ({error}); logging offline.")
-        wandb.teardown()  # The wandb service still holds the run id.
-        return wandb.init(mode="offline", **options)
+        options["id"] = _wandb_id(config.run_dir)
+        try:
+            if mode == "auto":
+                # A prompt for an API key would block a batch job.
+                has_key = wandb.login(prompt=False, verify=False)
+                default = "online" if has_key else "offline"
+                mode = os.environ.get("WANDB_MODE") or default
+            return wandb.init(mode=mode, **options)
+        except wandb.Error as error:
+            reason = one_line(error)
+            say(f"wandb cannot be used online ({reason}); logging offline.")
+            wandb.teardown()  # The wandb service still holds the run id.
+            return wandb.init(mode="offline", **options)
+    except Exception as error:  # such as a full disk
+        say(f"wandb cannot be started ({one_line(error)}); the run does not use it.")
+        return None
+
+
+def _end_wandb_service() -> None:
+    """End the connection to the service, which would raise again at exit."""
+    import wandb
+
+    with contextlib.suppress(Exception):
+        wandb.teardown()
 
 
 def _wandb_id(run_dir: Path) -> str:
-    """Load the wandb id of the run, or create it on the first start."""
+    """Load the wandb id of the run; create it if it is missing or damaged."""
     path = run_dir / "wandb_id"
-    if not path.exists():
-        path.write_text(os.urandom(4).hex())
-    return path.read_text()
+    known = path.read_bytes()[:64] if path.is_file() else b""
+    if re.fullmatch(rb"[0-9a-z]{8}", known):
+        return known.decode()
+    new = os.urandom(4).hex()
+    path.write_text(new)
+    return new

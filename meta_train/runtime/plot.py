@@ -85,7 +85,7 @@ def draw(
     _draw_steps(axes[len(panels)], sizes, config.run_dir)
     for axis in axes[len(panels) + 1 :]:
         axis.set_axis_off()
-    figure.suptitle(config.run_dir.name, fontsize=11)
+    figure.suptitle(config.run_dir.name, fontsize=11, parse_math=False)
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / FIGURE, dpi=110)
     figure.set_layout_engine("none")
@@ -132,7 +132,8 @@ def _draw_steps(axis: Any, sizes: Mapping[str, Any] | None, run_dir: Path) -> No
     if not sizes:
         axis.set_axis_off()
         hint = f"lopt plot {run_dir}\ndraws the learned steps here"
-        axis.text(0.5, 0.5, hint, ha="center", color="0.4", fontsize=9)
+        style = {"ha": "center", "color": "0.4", "fontsize": 9}
+        axis.text(0.5, 0.5, hint, parse_math=False, **style)
         return
     for i, (name, values) in enumerate(sizes.items()):
         steps = np.arange(1, len(values) + 1)

@@ -1,9 +1,11 @@
 """Progress reports: a live bar with ETA on a terminal, plain lines otherwise."""
 
+import sys
 import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -15,6 +17,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from lopt.cli.output import FaultTolerantOutput
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -33,7 +37,8 @@ class ProgressReport:
             total: Number of steps of the job.
             quiet: Whether to suppress all output.
         """
-        self.console = Console(quiet=quiet)
+        output: Any = FaultTolerantOutput(sys.stdout)
+        self.console = Console(file=output, quiet=quiet)
         self._title, self._total, self._first = title, total, 0
         self._done, self._lock = 0, threading.Lock()
         self._start = time.monotonic()

@@ -128,7 +128,12 @@ def test_a_killed_run_resumes_to_bitwise_the_same_theta(
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
 )
 def test_a_request_to_stop_saves_and_exits_cleanly(
     number, whole_run, tmp_path, lopt_command
@@ -136,7 +141,7 @@ def test_a_request_to_stop_saves_and_exits_cleanly(
     run_dir = tmp_path / "run"
     code, output = start_and_signal(tmp_path, run_dir, number, at_step=500)
     assert code == 0, output
-    name = {signal.SIGTERM: "SIGTERM", signal.SIGINT: "Ctrl-C"}[number]
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
     assert f"Stopped by {name} and saved at step" in output
     stopped_at = metric_lines(run_dir)[-1]["step"]
     assert sealed_steps(run_dir)[-1] == stopped_at < 3000
@@ -160,6 +165,64 @@ def test_a_flipped_byte_falls_back_to_the_checkpoint_before(
     assert "Resumed from the checkpoint at step 2500" in resumed.stdout
     assert (run_dir / "checkpoints" / "3000.damaged").exists()
     assert theta_bytes(run_dir) == theta_bytes(whole_run)
+
+
+def test_a_run_without_a_valid_checkpoint_restarts_only_on_request(
+    whole_run, tmp_path, lopt_command
+):
+    run_dir = tmp_path / "run"
+    subprocess.run(["cp", "-r", whole_run, run_dir], check=True)
+    before = (run_dir / "metrics.jsonl").read_bytes()
+    faults = {
+        "2000": lambda path: path.write_text('{"_METADATA": 1}'),
+        "2500": lambda path: path.write_text("[" * 100_000),
+        "3000": lambda path: path.write_text("[]"),
+    }
+    for step, damage in faults.items():
+        damage(run_dir / "checkpoints" / step / "sha256.json")
+    for name in ("0100", "²", "7"):  # odd names, and a file in place of a directory
+        (run_dir / "checkpoints" / name).write_text("")
+    for _ in range(2):
+        refused = lopt_command(*RUN, "--run-dir", run_dir)
+        assert refused.returncode == 2
+        assert "Try --restart to start from step 0" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert (run_dir / "metrics.jsonl").read_bytes() == before
+    restarted = lopt_command(*RUN, "--run-dir", run_dir, "--restart")
+    assert restarted.returncode == 0, restarted.stderr
+    assert theta_bytes(run_dir) == theta_bytes(whole_run)
+
+
+def test_a_lost_configuration_is_written_again(whole_run, tmp_path, lopt_command):
+    run_dir = tmp_path / "run"
+    subprocess.run(["cp", "-r", whole_run, run_dir], check=True)
+    config = (run_dir / "config.json").read_bytes()
+    (run_dir / "config.json").write_bytes(config[:100])
+    resumed = lopt_command(*RUN, "--run-dir", run_dir)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "is missing or damaged; it is written again" in resumed.stdout
+    again = json.loads((run_dir / "config.json").read_bytes())
+    assert {**again, "run_dir": ""} == {**json.loads(config), "run_dir": ""}
+
+
+@pytest.mark.parametrize("reader", ["head -c 20", "cat > /dev/full"])
+def test_broken_standard_output_does_not_end_a_run(reader, tmp_path):
+    command = f"{sys.executable} -m lopt {' '.join(RUN)} --num-outer-steps=300"
+    command += " --evaluate-every-steps=0 --run-dir=run"
+    # With `/dev/full`, the disk of a log file is full.
+    pipe = f"{command} > /dev/full" if "full" in reader else f"{command} | {reader}"
+    script = f"{pipe}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("standard output cannot be written") == 1
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "run" / "optimizer.safetensors").exists()
 
 
 def test_another_configuration_is_refused_and_its_fields_are_listed(
@@ -259,8 +322,11 @@ def test_a_run_goes_on_while_the_disk_is_full(tmp_path):
     assert process.returncode == 0, said
     failed = [line for line in said if "cannot be written" in line]
     assert re.search(
-        r"File too large.*the run continues. Last good checkpoint: step \d+", failed[0]
+        r"File too large.*continues and retries. Last good checkpoint: step \d+",
+        failed[0],
     )
+    assert len(failed) == 1  # reported once, not for each checkpoint
+    assert any("was written; the disk works again" in line for line in said)
     assert sealed_steps(tmp_path / "run")[-1] == 8000
 
 

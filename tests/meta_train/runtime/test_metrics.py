@@ -1,0 +1,103 @@
+"""Metrics log: damaged files, full disks and failing loggers do not end a run."""
+
+import dataclasses
+import json
+import resource
+import tracemalloc
+
+import pytest
+
+from meta_train.config.preset_configs import CONFIGS
+from meta_train.runtime.metrics import MetricsLog, _wandb_id, read_metrics
+
+
+def open_log(tmp_path, step, say=print):
+    config = dataclasses.replace(
+        CONFIGS["quadratic-schedule"], run_dir=tmp_path, wandb="off"
+    )
+    return MetricsLog(config, {}, step, say)
+
+
+@pytest.fixture
+def limit_file_size():
+    """Function that limits the size of files, as a full disk does."""
+    everything = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size):
+        soft = everything[0] if size is None else size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, everything[1]))
+
+    yield limit
+    limit(None)
+
+
+def test_lines_that_do_not_fit_on_the_disk_are_written_later(tmp_path, limit_file_size):
+    said = []
+    log = open_log(tmp_path, 0, said.append)
+    limit_file_size(100)
+    for step in range(10):
+        log.write(step, {"loss": 0.5 * step})
+    limit_file_size(None)
+    assert len(said) == 1
+    assert "cannot be written" in said[0]
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) < 10
+    log.write(10, {"loss": float("nan")})
+    log.close()
+    expected = [{"step": i, "loss": 0.5 * i} for i in range(10)]
+    expected.append({"step": 10, "loss": None})
+    assert read_metrics(tmp_path / "metrics.jsonl") == expected
+    assert len(said) == 1
+
+
+BAD = (
+    b'{"step": 2, "loss"\n',
+    b"\xff\xfe\n",
+    b'{"step": "2", "loss": 1.0}\n',
+    b'{"step": 2, "loss": "low"}\n',
+    b'{"loss": 1.0}\n',
+    b"[1, 2]\n",
+    b"[" * 100_000 + b"\n",
+    b'{"step": 2, "loss": 1' + b"0" * 400 + b"}\n",
+)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=[repr(line[:20]) for line in BAD])
+def test_damaged_lines_are_skipped_and_later_ones_kept(bad, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    good = [json.dumps({"step": i, "loss": 1.0}).encode() + b"\n" for i in range(5)]
+    path.write_bytes(b"".join([*good[:2], bad, *good[2:], b'{"step": 5, "lo']))
+    assert [line["step"] for line in read_metrics(path)] == [0, 1, 2, 3, 4]
+    said = []
+    log = open_log(tmp_path, 3, said.append)
+    log.write(4, {"loss": 2.0})
+    log.close()
+    lines = read_metrics(path)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert lines[-1]["loss"] == 2.0
+    assert said == [f"{path} has 1 damaged lines, which are ignored."]
+
+
+def test_a_run_at_step_zero_starts_with_an_empty_file(tmp_path):
+    for _ in range(2):
+        log = open_log(tmp_path, 0)
+        log.write(0, {"meta_loss": 1.0})
+        log.close()
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+def test_resuming_takes_constant_memory(tmp_path):
+    line = json.dumps({"step": 1, **{f"metric{i}": 0.5 for i in range(20)}}) + "\n"
+    (tmp_path / "metrics.jsonl").write_text(line * 20_000)
+    tracemalloc.start()
+    open_log(tmp_path, 1).close()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e6 < (tmp_path / "metrics.jsonl").stat().st_size / 5
+
+
+@pytest.mark.parametrize("content", [b"", b"../../x", b"\xff", b"0123456789"])
+def test_a_damaged_wandb_id_is_replaced(content, tmp_path):
+    (tmp_path / "wandb_id").write_bytes(content)
+    new = _wandb_id(tmp_path)
+    assert len(new) == 8
+    assert _wandb_id(tmp_path) == new

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lopt.files.dataclass_json import from_dict
+from meta_train.config.described import task_from_card
 from tasks import datasets
 from tasks.base import Family, ParameterizedFamily
 from tasks.supervised.autoencoder import Autoencoder
 from tasks.supervised.mlp import MLP
-from tasks.zoo import ZOO, check_prepared, task_classes, unique_names
+from tasks.zoo import ZOO, check_prepared, unique_names
 
 TRAINED = "trained on"
 
@@ -101,6 +101,9 @@ SUITES: dict[str, tuple[Case, ...]] = {
 }
 
 
+_MOST_TASKS, _LONGEST = 100, 10**7  # of a card, which may come from anywhere
+
+
 class _Trained(NamedTuple):
     """A meta-training task with its shortest and longest horizon."""
 
@@ -116,13 +119,17 @@ def _trained_on(cards: Sequence[Mapping[str, Any]]) -> list[_Trained]:
     """
     found = []
     for card in cards:
-        for described in card.get("tasks", ()):
+        described = card.get("tasks")
+        for each in described[:_MOST_TASKS] if isinstance(described, list) else ():
             try:
-                task = from_dict(described, task_classes())
+                task = task_from_card(each)
                 horizons = [int(x) for x in card["horizons"]]
-            except (ValueError, TypeError, KeyError, OverflowError):
-                continue  # A handwritten card, or a task defined in user code.
-            if isinstance(task, Family) and not isinstance(task, ParameterizedFamily):
+                is_valid = 1 <= min(horizons) <= max(horizons) <= _LONGEST
+            # A handwritten card, or a task defined in user code. Constructors and
+            # tracing may raise anything.
+            except Exception:
+                continue
+            if is_valid and not isinstance(task, ParameterizedFamily):
                 found.append(_Trained(task, min(horizons), max(horizons)))
     return found
 

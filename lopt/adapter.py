@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 from typing_extensions import override
 
 from lopt.base import LearnedOptimizer, NumSteps, Theta
@@ -90,8 +90,9 @@ class TensorOptimizer(LearnedOptimizer):
     """Learned optimizer defined by an update rule for a list of tensors.
 
     `as_optax` flattens pytrees and validates its arguments. It passes float32 arrays of
-    rank one or more to the rule, and casts updates to the dtypes of the gradients.
-    Leaves that are `None` or have no elements are skipped.
+    rank one or more to the rule, and casts updates to the dtypes of the parameters, or
+    of the gradients if `update` receives no parameters. Leaves that are `None` or have
+    no elements are skipped.
     """
 
     reads_params: ClassVar[bool] = True
@@ -111,6 +112,22 @@ class TensorOptimizer(LearnedOptimizer):
             arrays must have explicit dtypes, which are float64 otherwise in programs
             with `jax_enable_x64`.
         """
+
+    def is_used(self, state: TensorState) -> Bool[Array, "..."] | None:
+        """Find the entries of a tensor that have had a nonzero gradient.
+
+        Entries that have not keep their values, whatever the update rule returns.
+        Gradients of parameters that the loss does not depend on are zero.
+
+        Args:
+            state: New state of the tensor.
+
+        Returns:
+            Array broadcastable to the tensor. By default `None`: the update rule itself
+            leaves such entries unchanged.
+        """
+        del state
+        return None
 
     @abstractmethod
     def init_shared(self, num_tensors: int) -> PyTree[Array]:
@@ -191,7 +208,10 @@ class TensorOptimizer(LearnedOptimizer):
             for i, tensor, result in zip(live, tensors, results, strict=True):
                 self._check_result(tensor, result)
                 step, tensor_state = result
-                like = jnp.asarray(leaves[i])
+                is_used = self.is_used(tensor_state)
+                if is_used is not None:
+                    step = jnp.where(is_used, step, 0.0)
+                like = jnp.asarray(values[i])
                 leaves[i] = step.reshape(like.shape).astype(like.dtype)
                 states[i] = jax.tree.leaves(tensor_state)
             return treedef.unflatten(leaves), LearnedState(

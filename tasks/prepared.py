@@ -6,6 +6,7 @@ import.
 
 import json
 import os
+import stat
 from pathlib import Path
 
 from lopt.errors import UserError
@@ -15,6 +16,9 @@ VARIABLE = "LOPT_DATA_DIR"
 
 # Datasets that must be prepared, with the version of their official TFDS builder.
 VERSIONS = {"mnist": "3.0.1", "fashion-mnist": "3.0.1", "cifar10": "3.0.2"}
+
+
+_LARGEST = 2**30  # bytes of a user's file
 
 
 class DataError(UserError):
@@ -31,6 +35,42 @@ def data_dir() -> Path:
         if os.environ.get(name):
             return Path(os.environ[name]).expanduser()
     return Path.home() / "tensorflow_datasets"
+
+
+def find_file(name: str) -> Path:
+    """Resolve the path of a user's file.
+
+    A relative path refers to the current directory if the file exists there, and to the
+    data directory otherwise.
+    """
+    here = Path(name).expanduser().absolute()
+    return here if here.exists() else data_dir() / name
+
+
+def read_file(path: Path) -> bytes:
+    """Read a regular file of at most 1 GiB.
+
+    Raises:
+        DataError: If it is missing, unreadable, too large, or a device or pipe, which
+            might never end.
+    """
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise DataError(
+                f"{path} must be a regular file. Try a copy of its content."
+            )
+        if about.st_size > _LARGEST:
+            raise DataError(
+                f"{path} must have at most {_LARGEST:,} bytes; got {about.st_size:,}. "
+                "Try a part of it."
+            )
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} must be a file that can be read; {error.strerror}. Try another "
+            "path, or --data-dir."
+        ) from error
 
 
 def folder(name: str) -> Path:

@@ -27,6 +27,7 @@ def report(arguments: Sequence[str]) -> int:
     from evaluation.cli.summary import print_summary
     from evaluation.report.results import read_results
     from evaluation.report.write import write_report
+    from lopt.errors import UserError, one_line
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
 
@@ -34,6 +35,15 @@ def report(arguments: Sequence[str]) -> int:
     where = options.results
     out = options.out or (where if where.is_dir() else where.parent)
     check_writable(out, flag="--out")
-    write_report(out, results)
-    print_summary(results, out, ProgressReport("", 1))
+    try:
+        write_report(out, results)
+        print_summary(results, out, ProgressReport("", 1))
+    except OSError:
+        raise
+    # The file may come from anywhere: its values may have any type.
+    except Exception as error:
+        raise UserError(
+            f"{options.results} must have the content that `lopt evaluate` writes; it "
+            f"has not ({type(error).__name__}: {one_line(error)}). Try lopt evaluate."
+        ) from error
     return 0

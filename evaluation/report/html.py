@@ -47,9 +47,9 @@ def render(results: Results, drawn: Sequence[Drawn]) -> str:
         HTML document with inline styles and figures.
     """
     names = ", ".join(results["contenders"]) or "baselines"
-    title = html.escape(f"{names} on the suite {results['how']['suite']}")
+    title = _escaped(f"{names} on the suite {results['how']['suite']}")
     headlines = "".join(
-        f'<p class="headline">{html.escape(text)}</p>' for text in results["headlines"]
+        f'<p class="headline">{_escaped(text)}</p>' for text in results["headlines"]
     )
     return f"""<!doctype html>
 <html lang="en">
@@ -65,19 +65,19 @@ def render(results: Results, drawn: Sequence[Drawn]) -> str:
 {headlines}
 <h2>Final training loss</h2>
 {_case_table(results)}
-<p class="note">Mean over {results["how"]["num_seeds"]} unseen seeds, 95 % intervals.
-A star marks the lowest loss, and all losses whose bootstrap interval of the ratio
-to it, paired by seed, includes 1. Learning rate and
-schedule of the baselines are tuned on other seeds; the optimizers under test are not
-tuned. A run that diverges counts as the worst.</p>
+<p class="note">Mean over {_escaped(results["how"]["num_seeds"])} unseen seeds, 95 %
+intervals. A star marks the lowest loss, and all losses whose bootstrap interval of the
+ratio to it, paired by seed, includes 1. Learning rate and schedule of the baselines are
+tuned on other seeds; the optimizers under test are not tuned. A run that diverges
+counts as the worst.</p>
 <h2>Over all tasks</h2>
 {_overall_table(results)}
-<p class="note">On {html.escape("; ".join(results["how"]["judged_on"]))}. Loss:
+<p class="note">On {_escaped("; ".join(results["how"]["judged_on"]))}. Loss:
 interquartile mean over all runs, tuned Adam's mean being 1. Better than Adam: chance
 that a run ends below one of tuned Adam's. Speed-up: how many times as many steps Adam
 needs at the best constant learning rate of every moment (an oracle, and at most
-{results["how"]["longer"]}); geometric mean. Profile: area under the performance
-profile.</p>
+{_escaped(results["how"]["longer"])}); geometric mean. Profile: area under the
+performance profile.</p>
 {"".join(_figure(each) for each in drawn)}
 <h2>Test set</h2>
 {_test_table(results)}
@@ -94,9 +94,13 @@ that of the optimizer, gradient included.</p>
 """
 
 
+def _escaped(value: Any) -> str:
+    return html.escape(str(value))
+
+
 def _figure(drawn: Drawn) -> str:
     image = base64.b64encode(drawn.path.read_bytes()).decode()
-    title, text = html.escape(drawn.title), html.escape(drawn.text)
+    title, text = _escaped(drawn.title), _escaped(drawn.text)
     return (
         f'<h2>{title}</h2>\n<figure><div class="wide"><img alt="{title}. {text}" '
         f'src="data:image/svg+xml;base64,{image}"></div>'
@@ -115,8 +119,8 @@ def _rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _cell(text: str, small: str = "", *, best: bool = False) -> str:
     mark = ' class="best"' if best else ""
-    small = f"<small>{html.escape(small)}</small>" if small else ""
-    return f"<td{mark}>{html.escape(text)}{small}</td>"
+    small = f"<small>{_escaped(small)}</small>" if small else ""
+    return f"<td{mark}>{_escaped(text)}{small}</td>"
 
 
 def _interval(found: Mapping[str, Any] | None, digits: str = ".3g") -> tuple[str, str]:
@@ -147,7 +151,7 @@ def _case_table(results: Results) -> str:
             ends += f" {gone:.0%} diverged" if gone else ""
             row.append(_cell(text, ends, best=name in case["winners"]))
         rows.append(row)
-    return _rows(["task", *map(html.escape, names)], rows)
+    return _rows(["task", *map(_escaped, names)], rows)
 
 
 def _overall_table(results: Results) -> str:
@@ -185,7 +189,7 @@ def _test_table(results: Results) -> str:
             right = "" if error is None else f"{1 - error:.1%} right"
             row.append(_cell(_interval(found["test_loss"])[0], right))
         rows.append(row)
-    return _rows(["task", *map(html.escape, names)], rows)
+    return _rows(["task", *map(_escaped, names)], rows)
 
 
 def _speed_table(results: Results) -> str:
@@ -202,7 +206,7 @@ def _speed_table(results: Results) -> str:
         row.append(_cell(best))
         rows.append(row)
     head = ["task"]
-    for name in map(html.escape, names):
+    for name in map(_escaped, names):
         head += [f"{name}<small>steps</small>", f"{name}<small>wall-clock</small>"]
     return _rows([*head, "best baseline<small>steps</small>", "which"], rows)
 
@@ -214,8 +218,8 @@ def _how(results: Results) -> str:
     how = {k: v for k, v in results["how"].items() if not left_out(k, v)}
     items = {**how, **{f"{n}: made by": c for n, c in results["contenders"].items()}}
     lines = "".join(
-        f"<dt>{html.escape(str(key).replace('_', ' '))}</dt>"
-        f"<dd>{html.escape(_text(value))}</dd>"
+        f"<dt>{_escaped(str(key).replace('_', ' '))}</dt>"
+        f"<dd>{_escaped(_text(value))}</dd>"
         for key, value in items.items()
     )
     return f"<dl>{lines}</dl>"

@@ -1,13 +1,14 @@
 """Results of an evaluation as JSON: conversion, reading and lookups."""
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from evaluation.scores import SCHEMA
-from lopt.errors import UserError
+from lopt.cli.output import printable
+from lopt.errors import UserError, one_line
+from lopt.files.json_file import read_object
 
 RESULTS_FILE = "results.json"
 Results: TypeAlias = Mapping[str, Any]
@@ -16,14 +17,17 @@ Results: TypeAlias = Mapping[str, Any]
 def to_json(value: Any) -> Any:
     """Convert `value` to JSON-serializable containers.
 
-    Named tuples become dictionaries, and non-finite floats become `None`.
+    Named tuples become dictionaries, and non-finite floats become `None`. Control
+    characters of strings are replaced by question marks.
     """
     if hasattr(value, "_asdict"):
         value = value._asdict()
     if isinstance(value, Mapping):
-        return {k: to_json(v) for k, v in value.items()}
+        return {printable(str(k)): to_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [to_json(v) for v in value]
+    if isinstance(value, str):
+        return printable(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -38,20 +42,21 @@ def read_results(path: Path) -> Results:
     """
     path = path / RESULTS_FILE if path.is_dir() else path
     try:
-        results = json.loads(path.read_text())
+        results = read_object(path)
         schema = results["schema"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         raise UserError(
             f"{path} must be a {RESULTS_FILE} of `lopt evaluate`; it cannot be read "
-            f"({type(error).__name__}). Try lopt evaluate."
+            f"({one_line(error)}). Try lopt evaluate."
         ) from error
     if schema != SCHEMA:
         raise UserError(
-            f"{path} was written by another version of lopt: its schema is {schema}, "
+            f"{path} was written by another version of lopt: its schema is "
+            f"{one_line(schema)}, "
             f"and this version reads {SCHEMA}. Try lopt evaluate again; runs are "
             "cached."
         )
-    return results
+    return to_json(results)
 
 
 def best_baseline(case: Mapping[str, Any], results: Results) -> str:

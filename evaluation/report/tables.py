@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from evaluation.report.results import Results, best_baseline
+from lopt.errors import one_line
 
 
 def case_table(results: Results) -> Table:
@@ -20,23 +22,24 @@ def case_table(results: Results) -> Table:
     several = len(contenders) > 1
     table.add_column("task\nsteps, why", no_wrap=True)
     for name in (contenders[0] if not several else "", "Adam", "ratio", "speed-up"):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(_plain(name), justify="right", no_wrap=True)
     table.add_column("best baseline", justify="right", no_wrap=True)
     for case in results["cases"]:
         best = best_baseline(case, results)
         for i, name in enumerate(contenders):
             found, adam = case["methods"][name], case["methods"]["adam"]
-            about = f"{case['name']}\n[dim]{case['num_steps']}, {case['reason']}[/dim]"
+            about = _plain(f"{case['num_steps']}, {case['reason']}")
+            about = f"{_plain(case['name'])}\n[dim]{about}[/dim]"
             loss = _loss(found["final_loss"])
             if found["diverged"]:
                 loss += f"\n[red]{found['diverged']:.0%} diverged[/red]"
             table.add_row(
                 about if i == 0 else "",
-                f"{name}\n{loss}" if several else loss,
+                f"{_plain(name)}\n{loss}" if several else loss,
                 _loss(adam["final_loss"]),
                 _ratio(found["final_loss_ratio"], lower_is_better=True),
                 _ratio(found["speed_up"], lower_is_better=False),
-                f"{_loss(case['methods'][best]['final_loss']).splitlines()[0]}\n{best}",
+                f"{_loss(case['methods'][best]['final_loss']).splitlines()[0]}\n{_plain(best)}",
             )
     return table
 
@@ -63,7 +66,8 @@ def overall_table(results: Results) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for name in sorted(methods, key=lambda name: methods[name]["average_rank"]):
         found = methods[name]
-        shown = name if found["is_baseline"] else f"[bold]{name}[/bold]"
+        shown = _plain(name)
+        shown = shown if found["is_baseline"] else f"[bold]{shown}[/bold]"
         table.add_row(
             shown,
             f"{found['average_rank']:.1f}",
@@ -84,11 +88,16 @@ def _table(title: str, caption: str) -> Table:
         padding=(0, 1, 0, 0),
         show_edge=False,
         pad_edge=False,
-        title=title,
+        title=_plain(title),
         title_justify="left",
         caption=caption,
         caption_justify="left",
     )
+
+
+def _plain(text: str) -> str:
+    """Escape the markup and the control characters of text from a file."""
+    return escape(one_line(text))
 
 
 def number(value: float | None) -> str:

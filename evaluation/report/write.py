@@ -6,6 +6,7 @@ from pathlib import Path
 
 from evaluation.report import figures, html
 from evaluation.report.results import RESULTS_FILE, Results
+from lopt.files.atomic import write_atomically
 
 TABLE_FILE, PAGE_FILE = "results.csv", "report.html"
 _METRICS = (
@@ -17,10 +18,10 @@ _METRICS = (
 def write_report(directory: Path, results: Results) -> None:
     """Write results, table, figures and HTML page into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / RESULTS_FILE).write_text(json.dumps(results, indent=1) + "\n")
+    write_atomically(directory / RESULTS_FILE, json.dumps(results, indent=1) + "\n")
     _write_csv(directory / TABLE_FILE, results)
     drawn = figures.draw(results, directory / "figures")
-    (directory / PAGE_FILE).write_text(html.render(results, drawn))
+    write_atomically(directory / PAGE_FILE, html.render(results, drawn))
 
 
 def _write_csv(path: Path, results: Results) -> None:

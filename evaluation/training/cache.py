@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from importlib import metadata
@@ -16,8 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Increment whenever the results for an unchanged key change.
-_FORMAT = 3
+from lopt.files.atomic import write_atomically
+from lopt.kernels import native
+from lopt.source_hash import source_hash
+
+_LARGEST = 2**28  # bytes of an entry, uncompressed
 _OURS = ("lopt", "tasks", "meta_train", "evaluation")
 _VERSIONS = ("lopt", "jax", "jaxlib", "flax", "optax")
 Arrays = TypeVar("Arrays", bound=tuple)
@@ -49,11 +52,15 @@ class Cache:
             return None
         fields = kind._fields  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            with (self._folder / f"{name}.npz").open("rb") as file:
-                content = np.load(file, allow_pickle=False)
-                return kind(*(content[field] for field in fields))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            with zipfile.ZipFile(self._folder / f"{name}.npz") as file:
+                if sum(each.file_size for each in file.infolist()) > _LARGEST:
+                    return None
+            content = np.load(self._folder / f"{name}.npz", allow_pickle=False)
+            arrays = kind(*(content[field] for field in fields))
+        # Damaged files may raise anything, also in `zipfile` and `zlib`.
+        except Exception:
             return None
+        return arrays if all(x.dtype.kind in "fiub" for x in arrays) else None
 
     def put(self, name: str | None, arrays: Any) -> None:
         """Write a named tuple of arrays atomically.
@@ -65,16 +72,16 @@ class Cache:
         # A failed write is harmless: the result is computed again next time.
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                np.savez_compressed(file, **arrays._asdict())
-            Path(file.name).replace(self._folder / f"{name}.npz")
+            content = io.BytesIO()
+            np.savez_compressed(content, **arrays._asdict())
+            write_atomically(self._folder / f"{name}.npz", content.getvalue())
 
 
 def name_of(*parts: Any) -> str | None:
     """Compute a cache key, or `None` if the parts are not hashable.
 
-    The key also covers the cache format, the versions of the main packages and the kind
-    of the first device.
+    The key also covers the sources of lopt, the versions of the main packages, the kind
+    and the number of devices, and whether native code is available.
 
     Args:
         *parts: Inputs of the computation: dataclasses of this project, arrays, PRNG
@@ -82,9 +89,10 @@ def name_of(*parts: Any) -> str | None:
             is hashed with the size and modification time of the file.
     """
     versions = {package: metadata.version(package) for package in _VERSIONS}
-    device = jax.devices()[0]
+    devices = jax.devices()
+    where = [devices[0].device_kind, len(devices), native.is_available()]
     try:
-        described = [_FORMAT, versions, device.device_kind, _describe(parts)]
+        described = [source_hash(), versions, where, _describe(parts)]
     except TypeError:  # User-defined functions and classes have no stable description.
         return None
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()

@@ -1,6 +1,7 @@
 """Run optimizers and tuned baselines on the cases of a suite, with shared seeds."""
 
 import functools
+import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -234,7 +235,7 @@ def _with_costs(
 
     def want(prepare: Callable[[], Timer], *parts: Any) -> Any:
         # A program without a cache key gets a unique placeholder and is not cached.
-        name = name_of(*parts) or object()
+        name = name_of(platform.node(), *parts) or object()
         requests.setdefault(name, prepare)
         return name
 
@@ -252,8 +253,8 @@ def _with_costs(
                 theta = setting(*method.settings["final"])
             else:
                 continue
-            # The key omits the task and theta: the latency of an update depends on
-            # neither.
+            # The key has the machine, but neither the task nor theta, on which the
+            # latency of an update does not depend.
             update = functools.partial(prepare_update, shapes, optimizer, theta)
             names[name] = want(update, "update", sizes, optimizer)
         wanted.append(names)

@@ -1,15 +1,14 @@
 """Entry point of the `lopt` command; subcommands are imported on demand."""
 
 import contextlib
-import errno
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from lopt.cache_directory import cache_folder
+from lopt.cache_directory import cache_folder, make_private
 from lopt.cli.output import complain, drop_unwritten
-from lopt.errors import UserError, lookup
+from lopt.errors import UserError, lookup, one_line
 
 COMMANDS = {
     "meta-train": (
@@ -73,8 +72,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         code = 141  # As in a shell: 128 plus the number of SIGPIPE.
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO):
-            raise
         complain(f"lopt: output cannot be written ({error.strerror}).")
         code = 1
     else:
@@ -102,6 +99,10 @@ def _run(arguments: Sequence[str]) -> int:
         return 130
     except UserError as error:
         complaint = str(error)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # such as a full disk
+        complaint = one_line(error)
     except ModuleNotFoundError as error:
         if error.name not in _TRAIN_MODULES:
             raise
@@ -158,11 +159,15 @@ def _keep_programs() -> None:
 
     `JAX_COMPILATION_CACHE_DIR` and `JAX_COMPILATION_CACHE_MAX_SIZE` take precedence.
     """
-    folder = os.environ.get("JAX_COMPILATION_CACHE_DIR", str(cache_folder("programs")))
-    # If the default directory cannot be created, commands run without a cache.
+    # Without a private directory, commands run without a cache: cached programs are
+    # machine code.
     with contextlib.suppress(OSError):
-        os.makedirs(folder, exist_ok=True)
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            folder = cache_folder("programs")
+            if folder is None:
+                return
+            make_private(folder)
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
         os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**30))
 
 

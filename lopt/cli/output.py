@@ -46,9 +46,14 @@ class FaultTolerantOutput:
 
 
 def complain(text: str) -> None:
-    """Print a line to standard error, if possible."""
+    """Print printable text to standard error, if possible."""
     with contextlib.suppress(OSError, ValueError):
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Replace control characters, which terminals interpret, by question marks."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
 def drop_unwritten(stream: Any) -> None:

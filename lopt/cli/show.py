@@ -31,6 +31,7 @@ def show(arguments: Sequence[str]) -> int:
     from rich.table import Table
     from rich.text import Text
 
+    from lopt.cli.output import printable
     from lopt.errors import UserError
     from lopt.files.format import read_card
     from lopt.pretrained import resolve
@@ -47,13 +48,15 @@ def show(arguments: Sequence[str]) -> int:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in rows.items():
-        table.add_row(Text(_printable(name)), Text(_printable(value)))
+        table.add_row(Text(printable(name)), Text(printable(value)))
     console = Console()
-    console.print(Text(str(path), style="bold"), soft_wrap=True)
+    console.print(Text(printable(str(path)), style="bold"), soft_wrap=True)
     console.print(table)
     source = path if is_run else options.path
     how = f"lopt.load({str(source)!r}, num_steps=...)"
-    console.print(Text(f"An optax optimizer in Python: {how}"), soft_wrap=True)
+    console.print(
+        Text(printable(f"An optax optimizer in Python: {how}")), soft_wrap=True
+    )
     return 0
 
 
@@ -120,8 +123,3 @@ def _range(horizons: Any) -> str:
         return _short(horizons)
     ends = dict.fromkeys(map(_short, horizons))  # drops duplicates, keeps the order
     return " to ".join(ends)
-
-
-def _printable(text: str) -> str:
-    # The file is untrusted: terminals would interpret its control characters.
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)

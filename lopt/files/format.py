@@ -19,7 +19,9 @@ from jaxtyping import PyTree
 
 from lopt.base import LearnedOptimizer, Theta
 from lopt.errors import UserError, one_line
+from lopt.files.atomic import write_atomically
 from lopt.files.dataclass_json import from_dict, to_dict
+from lopt.files.json_file import parse_object
 from lopt.pretrained import resolve
 from lopt.registry import OPTIMIZERS
 
@@ -27,6 +29,7 @@ FORMAT = 1
 _HEADER = "lopt"
 _ENTRIES = {"architecture": str, "hyperparameters": dict, "card": dict}
 _LARGEST_SIZE = 100
+_LARGEST_FILE = 2**28  # bytes
 
 
 def save(
@@ -70,9 +73,7 @@ def save(
     # A single metadata entry keeps the file reproducible: safetensors writes several in
     # arbitrary order.
     metadata = {_HEADER: json.dumps(header)}
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(safetensors.numpy.save(tensors, metadata))
-    partial.replace(path)
+    write_atomically(path, safetensors.numpy.save(tensors, metadata))
 
 
 def load_theta(path: str | Path) -> tuple[LearnedOptimizer, Theta]:
@@ -116,6 +117,11 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f"{path} must be a file written by `lopt export`; there is none. "
             "Try `lopt export RUN_DIR --out FILE`."
         )
+    if path.stat().st_size > _LARGEST_FILE:
+        raise UserError(
+            f"{path} must have at most {_LARGEST_FILE:,} bytes; got "
+            f"{path.stat().st_size:,}. Try a file written by `lopt export`."
+        )
     try:
         # `safe_open` rejects sizes beyond the end of the file before it allocates.
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -154,11 +160,11 @@ def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
             "has no `lopt` entry. Try a file written by `lopt export`."
         )
     try:
-        header = json.loads(metadata[_HEADER])
+        header = parse_object(metadata[_HEADER])
         version = header["format"]
         if type(version) is not int or version < 1:
             raise TypeError(f"format {version!r}")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise UserError(
             f"{path} is damaged: its header cannot be read. Copy or export it again."
         ) from error
@@ -197,7 +203,8 @@ def _check_theta(
     Raises:
         UserError: If names, shapes or dtypes do not match, or a value is not finite.
     """
-    sizes = [n for tensor in tensors.values() for n in tensor.shape]
+    # Dimensions of empty tensors are free of charge, and bound nothing.
+    sizes = [n for tensor in tensors.values() for n in tensor.shape if tensor.size]
     _check_sizes(optimizer, max([_LARGEST_SIZE, len(tensors), *sizes]))
     template = _template(optimizer)
     found = {name: (x.shape, x.dtype) for name, x in tensors.items()}

@@ -17,7 +17,7 @@ from lopt.optimizers.adafactor_features import (
     init_accumulators,
     update_accumulators,
 )
-from lopt.optimizers.features import TIME_SCALES, time_features
+from lopt.optimizers.features import TIME_SCALES, clipped, time_features
 from lopt.optimizers.network import check_sizes, init_layers
 
 
@@ -56,8 +56,13 @@ class AdafactorMLP(PerTensorOptimizer):
         return init_accumulators(param)
 
     @override
+    def is_used(self, state):
+        return state.momenta[-1] != 0  # the slowest average of the gradient
+
+    @override
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         grad, param, accumulators, *_ = tensor
+        grad = clipped(grad)
         decays = Decays(
             *(
                 _learned(getattr(Decays(), name), theta["decays"][name])

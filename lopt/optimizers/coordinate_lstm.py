@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from typing_extensions import override
 
 from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
@@ -33,10 +33,12 @@ class LSTMState(NamedTuple):
     Attributes:
         hidden: Hidden states of the first and the second LSTM.
         memory: Cell states of the first and the second LSTM.
+        used: Whether the parameter has had a nonzero gradient.
     """
 
     hidden: tuple[Float[Array, "units ..."], Float[Array, "units ..."]]
     memory: tuple[Float[Array, "units ..."], Float[Array, "units ..."]]
+    used: Bool[Array, "..."]
 
 
 class _LSTM(nn.Module):
@@ -73,13 +75,14 @@ class _Network(nn.Module):
         self, features: Float[Array, "features ..."], state: LSTMState
     ) -> tuple[Float[Array, "*n"], LSTMState]:
         top, hidden, memory = features, [], []
-        for i, (old, cell) in enumerate(zip(*state, strict=True)):
+        layers = zip(state.hidden, state.memory, strict=True)
+        for i, (old, cell) in enumerate(layers):
             top, new = _LSTM(self.width, name=f"lstm_{i}")(top, old, cell)
             hidden.append(top)
             memory.append(new)
         kernel = self.param("kernel", _normal, (self.width, 1), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (1,), jnp.float32)
-        new_state = LSTMState(tuple(hidden), tuple(memory))
+        new_state = LSTMState(tuple(hidden), tuple(memory), state.used)
         return linear(kernel, top, bias)[0], new_state
 
 
@@ -114,14 +117,20 @@ class CoordinateLSTM(PerTensorOptimizer):
         def empty():
             return jnp.repeat(zeros_like(param)[None], self.width, axis=0)
 
-        return LSTMState((empty(), empty()), (empty(), empty()))
+        used = jnp.zeros_like(param, dtype=bool)
+        return LSTMState((empty(), empty()), (empty(), empty()), used)
+
+    @override
+    def is_used(self, state):
+        return state.used
 
     @override
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         features = _features(tensor.grad)
         applied: Any = _Network(self.width).apply(theta, features, tensor.state)
         output, state = applied
-        return self.step_scale * output, state
+        used = state.used | (tensor.grad != 0)
+        return self.step_scale * output, state._replace(used=used)
 
 
 def _features(grad: Float[Array, "*n"]) -> Float[Array, "2 ..."]:

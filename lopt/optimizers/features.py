@@ -17,6 +17,11 @@ def zeros_like(param: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.zeros_like(param, dtype=jnp.float32)
 
 
+def clipped(grad: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Clip a gradient elementwise to 1e15, so that sums of squares stay finite."""
+    return jnp.clip(grad, -1e15, 1e15)
+
+
 def decayed(
     old: Float[Array, "*n"],
     new: Float[Array, "*n"],

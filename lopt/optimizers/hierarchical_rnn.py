@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer
 from lopt.base import Theta
-from lopt.optimizers.features import mean_square, zeros_like
+from lopt.optimizers.features import clipped, mean_square, zeros_like
 from lopt.optimizers.network import along_first, linear
 
 _NUM_MOMENTA = 4
@@ -236,6 +236,10 @@ class HierarchicalRNN(TensorOptimizer):
         )
 
     @override
+    def is_used(self, state):
+        return state.momenta[-1] != 0  # the slowest average of the gradient
+
+    @override
     def init_shared(self, num_tensors: int) -> HierarchicalShared:
         return HierarchicalShared(
             jnp.zeros((num_tensors, self.tensor_width), jnp.float32),
@@ -279,7 +283,7 @@ def _blend(
 
 def _average(tensor: LeafInputs, is_first: Bool[Array, ""]) -> HierarchicalState:
     """Update the momenta and mean squares with one gradient."""
-    grad, state = tensor.grad, tensor.state
+    grad, state = clipped(tensor.grad), tensor.state
 
     def decay(logit, power):
         # A decay of zero at the first step sets the averages to their first value,

@@ -133,9 +133,17 @@ class HyperLSTM(TensorOptimizer):
     """Number of hidden layers of an MLP."""
     step_scale: float = 1e-3
     """Multiplier of the network's outputs, relative to the RMS of the tensor."""
+    smallest_scale: float = 0.1
+    """Lower bound on the RMS in that product, times ``1 / sqrt(fan_in)``, so that
+    tensors initialized to zero are trained. VeLO has none (0)."""
 
     def __post_init__(self):
         check_sizes(self.width, self.depth)
+        if not self.smallest_scale >= 0:
+            raise ValueError(
+                "`smallest_scale` must not be negative; got "
+                f"{self.smallest_scale}. Try 0.1."
+            )
         if self.lstm_width < 1 or self.num_banks < 1:
             raise ValueError(
                 "`lstm_width` and `num_banks` must be at least 1; got "
@@ -172,6 +180,10 @@ class HyperLSTM(TensorOptimizer):
     @override
     def init_tensor(self, param):
         return init_accumulators(param)
+
+    @override
+    def is_used(self, state):
+        return state.momenta[-1] != 0  # the slowest average of the gradient
 
     @override
     def init_shared(self, num_tensors: int) -> HyperShared:
@@ -231,8 +243,14 @@ class HyperLSTM(TensorOptimizer):
             accumulators,
             jnp.zeros(0, jnp.float32),
             extended=True,
-            scale=-self.step_scale * step_size * _root_mean_square(param),
+            scale=-self.step_scale * step_size * self._scale(param),
         )
+
+    def _scale(self, param: Float[Array, "..."]) -> Float[Array, ""]:
+        """Compute the RMS of a tensor, bounded below."""
+        fan_in = math.prod(param.shape[:-1]) or 1
+        floor = self.smallest_scale / math.sqrt(fan_in)
+        return jnp.maximum(_root_mean_square(param), floor)
 
 
 def _with_gradient(tensor: LeafInputs) -> LeafInputs:

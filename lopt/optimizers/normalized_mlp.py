@@ -17,7 +17,7 @@ from lopt.optimizers.adafactor_features import (
     init_accumulators,
     update_accumulators,
 )
-from lopt.optimizers.features import mean_square
+from lopt.optimizers.features import clipped, mean_square
 from lopt.optimizers.network import check_sizes, init_layers
 
 _DECAYS = Decays(second_moment=(0.95,))
@@ -61,8 +61,13 @@ class NormalizedMLP(PerTensorOptimizer):
         return init_accumulators(param)
 
     @override
+    def is_used(self, state):
+        return state.momenta[-1] != 0  # the slowest average of the gradient
+
+    @override
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         grad, param, accumulators, *_ = tensor
+        grad = clipped(grad)
         accumulators = update_accumulators(accumulators, grad, _DECAYS)
         if grad.ndim == 1:
             direction = _adam(accumulators, info)

@@ -18,6 +18,7 @@ from lopt.kernels.elementwise import Apply, elementwise, mean_squares
 from lopt.optimizers.features import (
     MOMENTUM_DECAYS,
     TIME_SCALES,
+    clipped,
     decayed,
     time_features,
     zeros_like,
@@ -85,8 +86,13 @@ class PerParameterMLP(PerTensorOptimizer):
         )
 
     @override
+    def is_used(self, state):
+        return state.momenta[-1] != 0  # the slowest average of the gradient
+
+    @override
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         grad, param, (momenta, second_moments), *_ = tensor
+        grad = clipped(grad)
         momenta = tuple(
             decayed(m, grad, decay)
             for m, decay in zip(momenta, MOMENTUM_DECAYS, strict=True)

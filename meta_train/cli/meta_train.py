@@ -14,7 +14,7 @@ _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer N
                        [--tasks NAME [NAME ...]] [--augment NAME [NAME ...]]
                        [--measure train-loss|validation-loss|validation-error]
                        [--distributed auto|on|off] [--coordinator-address HOST:PORT]
-                       [--num-processes N] [--process-id I]
+                       [--num-processes N] [--process-id I] [--join-seconds S]
                        [--flags]
 
 `lopt meta-train PRESET --help` lists the flags, `lopt tasks` the names.
@@ -45,6 +45,7 @@ def meta_train(arguments: Sequence[str]) -> int:
     hosts.add_argument("--coordinator-address")
     hosts.add_argument("--num-processes", type=int)
     hosts.add_argument("--process-id", type=int)
+    hosts.add_argument("--join-seconds", type=float, default=30.0)
     launched, rest = hosts.parse_known_args(rest)
     chosen, flags = parts.parse_known_args(rest)
     if not chosen.tasks and not any(flag.startswith("--systems") for flag in flags):

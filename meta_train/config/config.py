@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from lopt.errors import UserError, lookup, one_line
+from lopt.files.atomic import write_atomically
 from lopt.files.dataclass_json import differences, from_dict, to_dict
 from lopt.files.json_file import read_object
 from lopt.kernels.prepare import Kernels
 from lopt.registry import OPTIMIZERS
+from meta_train.config.described import check_sizes
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES, Objective
 from meta_train.core.truncation import Truncation
@@ -279,9 +281,7 @@ def write_config(config: MetaTrainConfig, say: Callable[[str], None] = print) ->
                 + "\nTry another --run-dir, or the flags of that run to resume it"
                 + f"{also}."
             )
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(new, indent=2) + "\n")
-    partial.replace(path)
+    write_atomically(path, json.dumps(new, indent=2) + "\n")
 
 
 def read_config(run_dir: Path) -> MetaTrainConfig:
@@ -290,6 +290,7 @@ def read_config(run_dir: Path) -> MetaTrainConfig:
     described = _read(path)
     described.pop("run_dir", None)  # The directory may have been moved since.
     try:
+        check_sizes(described)
         config = from_dict(described, _types())
         if not isinstance(config, MetaTrainConfig):
             raise UserError(f"it describes a {type(config).__name__}")

@@ -7,8 +7,10 @@ them fails, without waiting for a process that is gone.
 
 import contextlib
 import json
+import math
 import os
 import platform
+import re
 import socket
 import sys
 import traceback
@@ -24,6 +26,8 @@ from jax.experimental import multihost_utils
 
 from lopt.errors import UserError
 from lopt.files.dataclass_json import differences
+from lopt.source_hash import source_hash
+from meta_train.devices.rendezvous import meet
 
 Mode: TypeAlias = Literal["auto", "on", "off"]
 
@@ -51,13 +55,21 @@ class Launch:
     """Number of processes."""
     process_id: int | None = None
     """Index of this process, in [0, num_processes)."""
+    join_seconds: float = 30.0
+    """Time to wait for the other processes at the start."""
 
     def __post_init__(self):
         address = self.coordinator_address
-        if address is not None and not address.rpartition(":")[2].isdigit():
+        host, _, port = (address or "10.0.0.1:1234").rpartition(":")
+        is_port = re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) < 2**16
+        if not (host and is_port):
             raise UserError(
-                f"--coordinator-address must be HOST:PORT; got {address!r}. "
-                f"Try {address or '10.0.0.1'}:1234."
+                "--coordinator-address must be HOST:PORT with a port from 1 to 65535; "
+                f"got {address!r}. Try {host or '10.0.0.1'}:1234."
+            )
+        if not self.join_seconds > 0:
+            raise UserError(
+                f"--join-seconds must be positive; got {self.join_seconds}. Try 30."
             )
         known = (address, self.num_processes, self.process_id)
         if self.distributed == "off" and known != (None, None, None):
@@ -83,16 +95,28 @@ class Launch:
         if self.distributed != "auto":
             return self.distributed == "on"
         environment = os.environ.get
-        launched = max(
-            int(environment(name) or 1)
-            for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-        )
+        launched = max(map(_count, ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")))
         return (
             self.coordinator_address is not None
             or "JAX_COORDINATOR_ADDRESS" in os.environ
             or launched > 1
             or "," in environment("TPU_WORKER_HOSTNAMES", "")
         )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _count(variable: str) -> int:
+    """Read a number of processes from the environment; 1 if it is not set."""
+    value = os.environ.get(variable) or "1"
+    if not re.fullmatch("[0-9]{1,9}", value):
+        raise UserError(
+            f"the variable {variable} must be a number of processes; got {value!r}. "
+            "Try to unset it, or --distributed off."
+        )
+    return int(value)
 
 
 def start(launch: Launch) -> None:
@@ -107,9 +131,13 @@ def start(launch: Launch) -> None:
         return
     address = launch.coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
     asked = (address, launch.num_processes, launch.process_id)
+    num, own_id = launch.num_processes, launch.process_id
+    if address and num and own_id is not None:
+        meet(address, num, own_id, launch.join_seconds, _say)
     try:
         jax.distributed.initialize(
             *asked,
+            initialization_timeout=math.ceil(launch.join_seconds),
             # Detect the cluster only if an argument is missing.
             cluster_detection_method=None if None in asked else "deactivate",
             # By default, the coordinator would listen on all interfaces of the host.
@@ -213,7 +241,7 @@ def check_alike(described: dict) -> None:
     """
     if jax.process_count() == 1:
         return
-    mine = {"flags": described, "versions": _versions()}
+    mine = {"flags": described, "versions": _versions(), "sources": source_hash()}
     theirs = [json.loads(text) for text in all_gather_text(json.dumps(mine))]
     for i, other in enumerate(theirs):
         different = differences(theirs[0], other)
@@ -222,6 +250,23 @@ def check_alike(described: dict) -> None:
                 f"all processes must be started alike; process {i} differs from "
                 "process 0 (process 0 -> it):\n  " + "\n  ".join(different)
             )
+
+
+def check_equal(what: str, value: str) -> None:
+    """Validate that a string is equal on all processes (collective).
+
+    Args:
+        what: Description for the error message.
+        value: String of this process, such as a hash.
+    """
+    values = all_gather_text(value)
+    others = [i for i, other in enumerate(values) if other != values[0]]
+    if others:
+        raise UserError(
+            f"{what} must be equal on all processes; process "
+            f"{', '.join(map(str, others))} differs from process 0. Try the same "
+            "software and the same kind of device on every host."
+        )
 
 
 def _versions() -> dict[str, str]:
@@ -291,7 +336,7 @@ def _leave(error: Exception, run_dir: Path) -> NoReturn:
     # wait for this one.
     mistake = isinstance(error, UserError)
     fault = f"{type(error).__name__}: {error}".splitlines()[0]
-    if not mistake and not _is_from_outside(error):
+    if not mistake and not is_from_outside(error):
         traceback.print_exception(error)
         _record(run_dir, fault)
     elif not mistake:
@@ -307,7 +352,7 @@ def _leave(error: Exception, run_dir: Path) -> NoReturn:
     os._exit(2 if mistake else 1)
 
 
-def _is_from_outside(error: BaseException) -> bool:
+def is_from_outside(error: BaseException) -> bool:
     """Check whether JAX raised `error` because another process failed."""
     signs = ("Gloo", "Connection closed by peer", "coordination", "UNAVAILABLE")
     return any(sign in str(error) for sign in signs)

@@ -63,11 +63,15 @@ class PopulationEstimator(GradientEstimator):
 
 
 def check_at_least_one(name: str, num: int) -> None:
-    """Validate a count.
+    """Validate a population size.
 
     Raises:
-        ValueError: If `num` is less than 1.
+        ValueError: If `num` is less than 1 or more than 2**24.
     """
+    if num > 2**24:
+        raise ValueError(
+            f"`{name}` must be at most 2**24; got {name}={num}. Try {name}=1024."
+        )
     if num < 1:
         raise ValueError(
             f"`{name}` must be at least 1; got {name}={num}. Try {name}=16."

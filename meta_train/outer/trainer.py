@@ -156,6 +156,12 @@ class Trainer:
         with jax.set_mesh(sharding.mesh()):
             return self.compiled_run(data, state, num)
 
+    def lowered_run(self, data: tuple[Data, ...], state: OuterState) -> str:
+        """Lower the program of `run` to StableHLO, without compiling it."""
+        num = sharding.replicate(np.asarray(1, np.int32))
+        with jax.set_mesh(sharding.mesh()):
+            return type(self).compiled_run.lower(self, data, state, num).as_text()
+
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
     def compiled_run(
         self, data: tuple[Data, ...], state: OuterState, num_steps: Int[Array, ""]

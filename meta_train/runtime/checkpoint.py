@@ -174,6 +174,8 @@ class Checkpoints:
             return cast(OuterState, self._manager.restore(self.latest, args=arguments))
         # The hashes of all files match, so a `ValueError` is a structure mismatch.
         except ValueError as error:
+            if distributed.is_from_outside(error):
+                raise
             raise UserError(
                 f"checkpoint {self.latest} in {self._directory} must have the "
                 "structure that this version of lopt writes; it has another. Try the "

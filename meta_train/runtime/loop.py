@@ -1,5 +1,6 @@
 """Loop of outer updates, with logging, evaluation and checkpoints between them."""
 
+import hashlib
 import json
 import math
 import time
@@ -165,7 +166,14 @@ class OuterLoop:
     def _save(self, state: OuterState) -> None:
         """Save a checkpoint, unless it would replace a good one by a bad one."""
         self._saved_at = time.monotonic()
-        if not self.health.num_faulty:
+        if self.health.num_faulty:
+            return
+        theta = [
+            np.asarray(x.addressable_data(0)) for x in jax.tree.leaves(state.theta)
+        ]
+        digest = hashlib.sha256(b"".join(x.tobytes() for x in theta)).hexdigest()
+        distributed.check_equal(f"theta at step {int(state.step)}", digest)
+        if all(np.isfinite(x).all() for x in theta):
             self.checkpoints.save(state)
 
 

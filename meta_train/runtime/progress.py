@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from lopt.cli.output import FaultTolerantOutput
+from lopt.cli.output import FaultTolerantOutput, printable
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -70,8 +70,10 @@ class ProgressReport:
         self._bar.stop()
 
     def say(self, text: str) -> None:
-        """Print `text` as separate lines, without markup."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Print `text` as separate lines, without markup or control characters."""
+        self.console.print(
+            printable(text), highlight=False, markup=False, soft_wrap=True
+        )
 
     def resume(self, done: int) -> None:
         """Restart the clock at step `done`; earlier steps do not affect the ETA."""

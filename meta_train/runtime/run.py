@@ -1,6 +1,7 @@
 """Host side of a meta-training run: resume, update, log, checkpoint and export."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -40,6 +41,9 @@ def meta_train(config: MetaTrainConfig) -> None:
     """
     with distributed.ending_together(config.run_dir):
         _meta_train(config)
+        # JAX aborts processes that wait for others at exit for more than a few seconds,
+        # while process 0 exports and draws.
+        distributed.all_gather_text("")
 
 
 def _meta_train(config: MetaTrainConfig) -> None:
@@ -70,6 +74,10 @@ def _meta_train(config: MetaTrainConfig) -> None:
         )
         stop = stack.enter_context(StopRequest(progress.say))
         state = trainer.init(data, config.seed)
+        if jax.process_count() > 1:
+            program = trainer.lowered_run(data, state)
+            digest = hashlib.sha256(program.encode()).hexdigest()
+            distributed.check_equal("the program of the run", digest)
         checkpoints = Checkpoints(config.run_dir / CHECKPOINTS_DIR, progress.say)
         stack.callback(checkpoints.close)
         checkpoints.check_restart(asked=config.restart)

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tasks.datasets import DATASETS, Dataset
 from tasks.datasets.images import TfdsImages
+from tasks.datasets.tables import CsvTable
 from tasks.prepared import DataError, data_dir
 
 
@@ -90,6 +91,11 @@ def _verify(name: tyro.conf.Positional[str], /) -> None:
 
 def _find_images(name: str) -> TfdsImages:
     known = {n: d for n, d in DATASETS.items() if isinstance(d, TfdsImages)}
+    if isinstance(DATASETS.get(name), CsvTable):
+        DATASETS[name].check_prepared()
+        raise DataError(f"{name} is a CSV file and needs no preparation.")
+    if name in DATASETS and name not in known:
+        raise DataError(f"{name} is part of lopt and needs no preparation.")
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
         raise DataError(

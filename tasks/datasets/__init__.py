@@ -13,7 +13,7 @@ from tasks.datasets.base import Dataset, Examples, StoredSplit
 from tasks.datasets.embedded import Embedded, Friedman
 from tasks.datasets.images import TfdsImages
 from tasks.datasets.tables import CsvTable, read_csv
-from tasks.prepared import DataError, data_dir
+from tasks.prepared import DataError, data_dir, find_file
 
 __all__ = [
     "DATASETS",
@@ -57,8 +57,8 @@ def get(name: str) -> Dataset:
     """Look up a dataset by name, or by the path of a CSV file.
 
     Args:
-        name: Key of `DATASETS`, or a path that ends in ``.csv``, relative to the data
-            directory unless it is absolute. The file is read to find its shape.
+        name: Key of `DATASETS`, or a path that ends in ``.csv``, relative to the
+            current or to the data directory. The file is read to find its shape.
 
     Raises:
         UserError: If `name` is neither.
@@ -67,7 +67,7 @@ def get(name: str) -> Dataset:
     if name in DATASETS:
         return DATASETS[name]
     if name.endswith(".csv"):
-        num, width = read_csv(data_dir() / name).shape
+        num, width = read_csv(find_file(name)).shape
         return CsvTable(name, (width - 1,), 0, num - num // 5, "a table", name)
     return lookup("dataset or CSV file", name, DATASETS)
 
@@ -87,9 +87,9 @@ def register_dataset(dataset: Dataset) -> None:
 
 def load(name: str, split: Split) -> StoredSplit:
     """Load a split onto the device, with a cache per data directory."""
-    return _load(name, split, data_dir())
+    return _load(name, split, data_dir(), Path.cwd())
 
 
 @functools.lru_cache(maxsize=16)
-def _load(name: str, split: Split, directory: Path) -> StoredSplit:
+def _load(name: str, split: Split, *directories: Path) -> StoredSplit:
     return get(name).read(split)

@@ -1,5 +1,6 @@
 """Image datasets in TFDS format, read without TensorFlow."""
 
+import json
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from tasks.prepared import DataError
 
 # One tenth of the official training set is used for validation.
 _VALIDATION_SHARE = 10
+_FEATURES = "tensorflow_datasets.core.features."
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,12 @@ class TfdsImages(Dataset):
 
         official = "test" if split == "test" else "train"
         try:
+            _check_features(self.folder / "features.json")
             builder: Any = tfds.builder_from_directory(str(self.folder))
             source = builder.as_data_source(split=official)
             images, labels = self._decode(source, _rows(split, len(source)))
+        except DataError:
+            raise
         except (ValueError, TypeError, RuntimeError, OSError, KeyError) as error:
             raise DataError(
                 f"The dataset {self.name!r} in {self.folder} cannot be read: "
@@ -72,6 +77,26 @@ class TfdsImages(Dataset):
         if whole.shape[1:] != self.shape:
             raise ValueError(f"images must have shape {self.shape}, not {whole.shape}")
         return whole, np.concatenate(labels)
+
+
+def _check_features(path: Path) -> None:
+    """Validate that a dataset only has features of TFDS.
+
+    TFDS imports the modules that ``features.json`` names.
+
+    Raises:
+        ValueError: If the file names another class or cannot be parsed.
+    """
+    features = [json.loads(prepared.read_file(path))]
+    while features:
+        feature = features.pop()
+        if isinstance(feature, list):
+            features += feature
+        elif isinstance(feature, dict):
+            features += feature.values()
+            name = feature.get("pythonClassName", _FEATURES)
+            if not (isinstance(name, str) and name.startswith(_FEATURES)):
+                raise ValueError(f"it must have features of TFDS only, not {name!r}")
 
 
 def _rows(split: Split, num: int) -> np.ndarray:

@@ -148,8 +148,13 @@ def _download(file: _File, folder: Path, report: Report, mirror: str | None) -> 
         ):
             done = 0
             while chunk := response.read(_CHUNK):
-                target.write(chunk)
                 done += len(chunk)
+                if done > file.size:
+                    raise DataError(
+                        f"{url} must have {file.size:,} bytes; it has more. Try again, "
+                        "or another --mirror."
+                    )
+                target.write(chunk)
                 report(f"downloading {file.name}", done, file.size)
         found = _sha256(part)
         if found != file.sha256:

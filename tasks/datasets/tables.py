@@ -1,6 +1,7 @@
 """Regression datasets from CSV files; the last column is the target."""
 
 import csv
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from typing_extensions import override
 from tasks.base import Split
 from tasks.datasets.base import Dataset, StoredSplit
 from tasks.datasets.embedded import standardised
-from tasks.prepared import DataError, data_dir
+from tasks.prepared import DataError, find_file, read_file
 
 _FEWEST = 20
 
@@ -20,21 +21,22 @@ class CsvTable(Dataset):
     """Regression dataset in a CSV file, with standardized inputs and targets."""
 
     path: str
-    """Path of the file, relative to the data directory unless it is absolute."""
+    """Path of the file, relative to the current or to the data directory."""
 
     @override
     def check_prepared(self) -> None:
-        if not (data_dir() / self.path).is_file():
+        path = find_file(self.path)
+        if not path.is_file():
             raise DataError(
-                f"The dataset {self.name!r} must be in {data_dir() / self.path}; there "
-                "is no such file. Try --data-dir, or a path of your own, or the task "
+                f"The dataset {self.name!r} must be in {path}; there is no such file. "
+                "Copy it there, or try --data-dir, a CSV file of your own, or the task "
                 "diabetes-linear, which needs no file."
             )
 
     @override
     def read(self, split: Split) -> StoredSplit:
         self.check_prepared()
-        rows = read_csv(data_dir() / self.path)
+        rows = read_csv(find_file(self.path))
         if rows.shape[1] != self.shape[0] + 1:
             raise DataError(
                 f"{self.path} must have {self.shape[0] + 1} columns; got "
@@ -54,12 +56,11 @@ def read_csv(path: Path) -> np.ndarray:
             that is not a finite number.
     """
     try:
-        with path.open(newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        text = read_file(path).decode()
+        rows = [row for row in csv.reader(io.StringIO(text, newline="")) if row]
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(
-            f"{path} must be a CSV file; {getattr(error, 'strerror', None) or error}. "
-            "Try another path, or --data-dir."
+            f"{path} must be a CSV file; {error}. Try another path, or --data-dir."
         ) from error
     has_names = bool(rows) and not any(map(_is_number, rows[0]))
     values = []

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from tasks.base import Split
-from tasks.prepared import DataError, data_dir
+from tasks.prepared import DataError, find_file, read_file
 
 Unit: TypeAlias = Literal["letter", "character", "byte"]
 
@@ -24,7 +24,7 @@ def read_text(name: str, unit: Unit, split: Split) -> Integer[np.ndarray, " n"]:
     the last 10 % (test).
 
     Args:
-        name: Path of a file, relative to the data directory unless it is absolute; or
+        name: Path of a file, relative to the current or to the data directory; or
             `descriptions`, about 15,000 characters of scikit-learn's dataset
             descriptions.
         unit: Token type. ``"letter"`` maps letters of either case to 1-26 and all other
@@ -32,7 +32,7 @@ def read_text(name: str, unit: Unit, split: Split) -> Integer[np.ndarray, " n"]:
             whole text in code point order. ``"byte"`` uses the raw bytes.
         split: The split to read.
     """
-    codes, _ = _encode(name, unit, data_dir())
+    codes, _ = _encode(name, unit, find_file(name))
     first, second = 8 * len(codes) // 10, 9 * len(codes) // 10
     parts = {
         "train": codes[:first],
@@ -45,12 +45,12 @@ def read_text(name: str, unit: Unit, split: Split) -> Integer[np.ndarray, " n"]:
 def vocabulary_size(name: str, unit: Unit) -> int:
     """Compute the vocabulary size of a text: 27 letters, 256 bytes, or characters."""
     fixed = {"letter": 27, "byte": 256}
-    return fixed.get(unit) or _encode(name, unit, data_dir())[1]
+    return fixed.get(unit) or _encode(name, unit, find_file(name))[1]
 
 
 @functools.lru_cache(maxsize=8)
-def _encode(name: str, unit: Unit, folder: Path) -> tuple[np.ndarray, int]:
-    raw = _descriptions() if name == EMBEDDED else _read(folder / name)
+def _encode(name: str, unit: Unit, path: Path) -> tuple[np.ndarray, int]:
+    raw = _descriptions() if name == EMBEDDED else read_file(path)
     if len(raw) < _FEWEST:
         raise DataError(
             f"The text {name!r} must have at least {_FEWEST} bytes; got {len(raw)}. "
@@ -71,16 +71,6 @@ def _encode(name: str, unit: Unit, folder: Path) -> tuple[np.ndarray, int]:
     codes = np.frombuffer(text.lower().encode("ascii", "replace"), np.uint8)
     is_letter = (codes >= ord("a")) & (codes <= ord("z"))
     return np.where(is_letter, codes - ord("a") + 1, 0).astype(np.uint8), 27
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(
-            f"The text must be a file; {path}: {error.strerror}. Try {EMBEDDED!r}, "
-            "which needs none."
-        ) from error
 
 
 def _descriptions() -> bytes:

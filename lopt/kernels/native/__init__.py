@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from lopt.cache_directory import cache_folder
+from lopt.cache_directory import cache_folder, check_private, make_private
 from lopt.kernels.native.program import Program
 
 _SOURCE = Path(__file__).with_name("elementwise.cc")
@@ -68,7 +68,9 @@ def build() -> bool:
 
 def is_built() -> bool:
     """Check whether `build` would find a compiled library, or cannot compile one."""
-    return not _compiler() or _path().exists()
+    with contextlib.suppress(OSError):
+        return not _compiler() or _path().exists()
+    return False
 
 
 def enable(is_enabled: bool) -> None:
@@ -91,8 +93,8 @@ def _register(*, compile: bool) -> bool:
     if _State.is_registered or _State.has_failed or not compiler:
         return _State.is_registered and bool(compiler)
     library = None
-    with contextlib.suppress(OSError):  # Missing or corrupt file.
-        library = ctypes.CDLL(str(_path()))
+    with contextlib.suppress(OSError):  # Missing, corrupt, or not ours.
+        library = _load(_path())
     if library is None and not compile:
         return False
     try:
@@ -101,7 +103,7 @@ def _register(*, compile: bool) -> bool:
         _State.has_failed = True
         said = getattr(error, "stderr", None) or str(error).encode()
         warnings.warn(
-            f"Failed to compile the native kernels with `{shlex.join(compiler)}` in "
+            f"Failed to compile the native kernels with `{shlex.join(compiler)}` into "
             f"{cache_folder('native')}: "
             f"{said.decode(errors='replace').strip()[-500:]}\n"
             "Falling back to XLA, which is slower. LOPT_NATIVE=0 avoids this warning.",
@@ -114,16 +116,33 @@ def _register(*, compile: bool) -> bool:
     return True
 
 
+def _load(path: Path) -> ctypes.CDLL:
+    """Load the library, unless others could have written it.
+
+    Raises:
+        OSError: If it is missing, corrupt, or not private to this user.
+    """
+    for each in (path.parent.parent, path.parent, path):
+        check_private(each)
+    return ctypes.CDLL(str(path))
+
+
 def _path() -> Path:
     """Path of the library.
 
     The name covers sources, flags, compiler command, JAX version and CPU features.
+
+    Raises:
+        OSError: If the user has no cache directory.
     """
     cpu = [x for x in Path("/proc/cpuinfo").read_text().split("\n") if "flags" in x]
     sources = [path.read_text() for path in (_SOURCE, *_HEADERS)]
     parts = [*sources, *_FLAGS, *_compiler(), jax.__version__, *cpu[:1]]
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()
-    return cache_folder("native") / f"{name[:32]}.so"
+    folder = cache_folder("native")
+    if folder is None:
+        raise FileNotFoundError("there is no home directory; set XDG_CACHE_HOME")
+    return folder / f"{name[:32]}.so"
 
 
 def _compile(compiler: Sequence[str]) -> ctypes.CDLL:
@@ -134,14 +153,14 @@ def _compile(compiler: Sequence[str]) -> ctypes.CDLL:
         subprocess.SubprocessError: If the compiler fails or times out.
     """
     path = _path()
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         include = f"-I{jax.ffi.include_dir()}"
         command = [*compiler, *_FLAGS, include, str(_SOURCE), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, timeout=_SECONDS)
         made.replace(path)  # Atomic, for concurrent processes.
-    return ctypes.CDLL(str(path))
+    return _load(path)
 
 
 def call(

@@ -1,11 +1,13 @@
 """Multi-process runs on loopback: same result as one process; all exit on a fault."""
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ RUN = (
     *("--log-every-steps=500", "--evaluate-every-steps=0"),
 )
 SHORT = ("quadratic-schedule", "--num-outer-steps=50")
+ROOT = Path(lopt.__file__).parent.parent
 SECONDS = 90  # default timeout
 LOPT = "from lopt.cli.main import main; sys.exit(main(sys.argv[1:]))"
 FAILING = """
@@ -37,7 +40,9 @@ def launch(tmp_path):
     """Function that starts the processes of one run; all are killed after the test."""
     started = []
 
-    def start(*arguments, num=2, run_dirs=None, code="", flags=None, devices=1):
+    def start(
+        *arguments, num=2, run_dirs=None, code="", flags=None, devices=1, roots=None
+    ):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             address = f"127.0.0.1:{free.getsockname()[1]}"
@@ -57,7 +62,9 @@ def launch(tmp_path):
                     command,
                     cwd=tmp_path,
                     env=command_environment(
-                        JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(devices)
+                        JAX_PLATFORMS="cpu",
+                        JAX_NUM_CPU_DEVICES=str(devices),
+                        **({"PYTHONPATH": str(roots[i])} if roots else {}),
                     ),
                     stdout=file,
                     stderr=subprocess.STDOUT,
@@ -205,6 +212,79 @@ def test_processes_that_were_started_differently_are_refused(launch, tmp_path):
     assert "flags.estimator.std: 0.1 -> 0.3" in logs[0]
     assert "flags.seed: 0 -> 1" in logs[0]
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_processes_with_different_sources_are_refused(launch, tmp_path):
+    other = tmp_path / "other"
+    for package in ("lopt", "tasks", "meta_train", "evaluation"):
+        shutil.copytree(ROOT / package, other / package)
+    with (other / "lopt" / "errors.py").open("a") as file:
+        file.write("# changed\n")
+    codes, logs = ended(launch(*SHORT, roots=[ROOT, other]))
+    assert codes == [2, 2]
+    assert re.search("process 1 differs from process 0.*sources: ", logs[0], re.S)
+
+
+UNLIKE_PROGRAM = """
+import jax
+from meta_train.estimators import antithetic
+draw = antithetic.draw_noise
+def other(theta, num, std, key):
+    noise = draw(theta, num, std, key)
+    own = 1 + (jax.process_index() == 1)
+    return jax.tree.map(lambda x: own * x, noise)
+antithetic.draw_noise = other
+"""
+UNLIKE_THETA = """
+import jax, numpy as np
+from meta_train.runtime.loop import OuterLoop
+save = OuterLoop._save
+def other(self, state):
+    if jax.process_index() == 1:
+        def changed(old):
+            new = np.asarray(old.addressable_data(0)) + 1.0
+            return jax.make_array_from_callback(old.shape, old.sharding, lambda _: new)
+        state = state.replace(theta=jax.tree.map(changed, state.theta))
+    save(self, state)
+OuterLoop._save = other
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(UNLIKE_PROGRAM, "the program of the run"), (UNLIKE_THETA, "theta at step 20")],
+)
+def test_processes_that_compute_differently_are_refused(code, message, launch):
+    flags = ("--checkpoint-every-steps=20",)
+    codes, logs = ended(launch(*SHORT, *flags, code=code))
+    assert codes == [2, 2], logs
+    assert f"{message} must be equal on all processes; process 1 differs" in logs[0]
+
+
+KILLED_WHILE_RESTORING = """
+import jax, os, signal
+from meta_train.runtime.checkpoint import Checkpoints
+restore = Checkpoints.restore
+def other(self, template):
+    if jax.process_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return restore(self, template)
+Checkpoints.restore = other
+"""
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_not_blamed_for_a_process_that_is_killed(launch, tmp_path):
+    flags = ("--checkpoint-every-steps=20",)
+    codes, logs = ended(launch(*SHORT, *flags))
+    assert codes == [0, 0], logs
+    codes, logs = ended(launch(*SHORT, *flags, code=KILLED_WHILE_RESTORING))
+    assert codes[0] not in (0, 2), logs
+    assert "it has another" not in logs[0]
+    codes, logs = ended(launch(*SHORT, *flags))
+    assert codes == [0, 0], logs
 
 
 @pytest.mark.slow

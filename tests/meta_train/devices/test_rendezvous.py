@@ -1,0 +1,87 @@
+"""Meeting of processes: missing, duplicate and unlike processes are named."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from lopt.errors import UserError
+from meta_train.devices.distributed import Launch
+from meta_train.devices.rendezvous import meet
+
+
+@pytest.fixture
+def address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def run(address, *processes, seconds=1.0):
+    """Let processes ``(num, id)`` meet; return the error message of each, or None."""
+    found = [None] * len(processes)
+
+    def one(i, num, process_id):
+        with contextlib.suppress(UserError):
+            try:
+                meet(address, num, process_id, seconds, print)
+            except UserError as error:
+                found[i] = str(error)
+
+    threads = []
+    for i, (num, process_id) in enumerate(processes):
+        threads.append(threading.Thread(target=one, args=(i, num, process_id)))
+        threads[-1].start()
+        time.sleep(0.05)  # a fixed order of arrival
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_processes_meet_in_any_order(address):
+    assert run(address, (3, 2), (3, 0), (3, 1), seconds=10) == [None] * 3
+
+
+def test_a_single_process_meets_itself(address):
+    assert run(address, (1, 0)) == [None]
+
+
+def test_missing_processes_are_named_to_all(address):
+    first, joined = run(address, (4, 0), (4, 2))
+    for message in (first, joined):
+        assert "process 1, 3 did not" in message
+
+
+def test_a_process_without_a_coordinator_gives_up(address):
+    (message,) = run(address, (2, 1), seconds=0.3)
+    assert message.startswith(f"process 0 must be reachable at {address}")
+
+
+def test_a_duplicate_is_refused_and_the_others_go_on(address):
+    first, one, duplicate, two = run(
+        address, (3, 0), (3, 1), (3, 1), (3, 2), seconds=10
+    )
+    assert first is one is two is None
+    assert "--process-id must be unique; another process 1" in duplicate
+
+
+def test_processes_of_another_run_are_refused(address):
+    first, other, one = run(address, (2, 0), (5, 3), (2, 1), seconds=10)
+    assert first is one is None
+    assert "--num-processes 2" in other
+
+
+def test_a_port_in_use_is_named(address):
+    host, port = address.split(":")
+    with socket.create_server((host, int(port))):
+        first, other = run(address, (2, 0), (2, 1), seconds=0.3)
+    assert "must be able to listen" in first
+    assert "another program uses the port" in other
+
+
+@pytest.mark.parametrize("address", ["x", ":1", "host:0", "host:99999", "host:-1"])
+def test_an_impossible_address_is_refused(address):
+    with pytest.raises(UserError, match="HOST:PORT"):
+        Launch(coordinator_address=address)

@@ -19,7 +19,7 @@ from meta_train.devices import distributed, sharding
 from meta_train.outer.trainer import Best, OuterState, Trainer, mean_losses
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.health import TrainingHealth
-from meta_train.runtime.metrics import MetricsLog
+from meta_train.runtime.metrics import MetricsLog, theta_metrics
 from meta_train.runtime.progress import ProgressReport
 from meta_train.runtime.stop_request import StopRequest
 from tasks.base import Data
@@ -86,12 +86,8 @@ class OuterLoop:
         self.progress.note("compiling")
         self.progress.resume(step)
         try:
-            if step == 0 and config.evaluate_every_steps:
-                # Evaluate the initial theta: first point of all curves and the baseline
-                # for the best theta.
-                state, self._evaluated = self._evaluate(state)
-                if self.log is not None:
-                    self.log.write(0, self._evaluated)
+            if step == 0:
+                state = self._report_start(state)
             while True:
                 if step >= plan.until:
                     plan = self._make_plan(step)
@@ -117,6 +113,15 @@ class OuterLoop:
                 self._save(state)
                 self.checkpoints.wait()
             raise
+
+    def _report_start(self, state: OuterState) -> OuterState:
+        """Evaluate and log the initial theta, the first point of all curves."""
+        if self.config.evaluate_every_steps:
+            state, self._evaluated = self._evaluate(state)
+        known = {**self._evaluated, **theta_metrics(state.theta)}
+        if known and self.log is not None:
+            self.log.write(0, {**known, "inner_steps": 0})
+        return state
 
     def _make_plan(self, step: int) -> _UpdateSchedule:
         num = int(_SECONDS_BETWEEN_PLANS / (self._seconds_per_update or math.inf))
@@ -148,6 +153,8 @@ class OuterLoop:
         means = {name: _weighted_mean(parts) for name, parts in self._totals.items()}
         done = (step - self._logged) * self.trainer.num_inner_steps
         means["inner_steps_per_second"] = done / (time.monotonic() - self._logged_at)
+        means["inner_steps"] = step * self.trainer.num_inner_steps
+        means |= theta_metrics(state.theta)
         if config.evaluate_every_steps and step % config.evaluate_every_steps == 0:
             state, self._evaluated = self._evaluate(state)
             means |= self._evaluated

@@ -74,7 +74,7 @@ class MetaTrainConfig:
     max_faulty_updates: int = 100
     """Consecutive outer updates without a usable meta-gradient after which the run
     stops with an error: the gradient is zero, or most members are not finite. 0 never
-    stops."""
+    stops, and a run that ends so is neither saved nor exported."""
     log_every_steps: int = 10
     """Outer updates between log entries. Metrics are averaged over the interval."""
     evaluate_every_steps: int = 250

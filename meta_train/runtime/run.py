@@ -131,7 +131,11 @@ def _meta_train(config: MetaTrainConfig, quiet: bool) -> tuple[OuterState, Path 
         )
         state = loop.run(state)
         if health.num_faulty:
-            raise UserError(health.complaint(checkpoints.latest))
+            complaint = health.complaint(checkpoints.latest)
+            if config.max_faulty_updates:
+                raise UserError(complaint)
+            progress.say(complaint)
+            return state, None
         checkpoints.save_last(state)
         step, path = int(state.step), None
         if step < config.num_outer_steps:

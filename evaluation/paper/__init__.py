@@ -1,0 +1,14 @@
+"""Experiments of the PES paper (Vicol et al., 2021), by name.
+
+To add one, write a file like the others here and add its class to `EXPERIMENTS`.
+"""
+
+from evaluation.paper.experiment import Experiment
+from evaluation.paper.influence_balancing import InfluenceBalancingCurves
+from evaluation.paper.toy_2d import Toy2D
+from evaluation.paper.toy_2d_ablation import Toy2DAblation
+from evaluation.paper.uci_l2 import UciL2
+
+EXPERIMENTS: dict[str, type[Experiment]] = {
+    kind.name: kind for kind in (InfluenceBalancingCurves, Toy2D, Toy2DAblation, UciL2)
+}

@@ -1,0 +1,128 @@
+"""Toy 2D regression, figure 5: meta-objective surface, trajectories and curves."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from typing_extensions import override
+
+from evaluation.paper import looks
+from evaluation.paper.experiment import Experiment, Job, conclude, training
+from evaluation.paper.records import is_lower, spread
+from lopt.optimizers.scheduled_sgd import ScheduledSGD
+from meta_train.analysis.surface import meta_surface
+from meta_train.core.inner_training import InnerTraining
+from meta_train.core.truncation import Truncation
+from meta_train.estimators import PES, RTRL, UORO, TruncatedBackprop, TruncatedES
+from meta_train.outer.outer_optimizer import OuterAdam
+from tasks.synthetic.toy_regression import ToyRegression
+
+SYSTEM = InnerTraining(ToyRegression(), ScheduledSGD(initial_lr=math.exp(-4.5)))
+NAMES = ("theta/0", "theta/1")
+
+
+@dataclass(frozen=True)
+class Toy2D(Experiment):
+    """Trajectories of five estimators from (-4.5, -4.5)."""
+
+    name = "toy-2d"
+    figure = "figure 5"
+    claim = (
+        "From (-4.5, -4.5), TBPTT, UORO and RTRL get stuck, ES is biased, and PES "
+        "reaches the good basin."
+    )
+    shows = (
+        "Trajectories on the meta-objective surface, and the meta-objective over inner "
+        "steps: PES alone reaches the dark region."
+    )
+    differs = "TBPTT, UORO and RTRL average ten staggered episodes. No clipping."
+    scales = {
+        "smoke": {"num_seeds": 1, "num_outer_steps": 20, "num_pairs": 4, "num_grid": 4},
+        "small": {"num_outer_steps": 5_000, "num_grid": 61},
+        "paper": {},
+    }
+    cost = {"smoke": "15 s", "small": "2 min", "paper": "10 min"}
+
+    num_outer_steps: int = 20_000
+    horizon: int = 100
+    length: int = 10
+    num_pairs: int = 50
+    std: float = 1.0
+    learning_rate: float = 1e-2
+    num_grid: int = 161
+
+    @override
+    def jobs(self):
+        window = Truncation(self.length, self.horizon)
+        estimators = {
+            "PES": PES(window, num_pairs=self.num_pairs, std=self.std),
+            "ES": TruncatedES(window, num_pairs=self.num_pairs, std=self.std),
+            "TBPTT": TruncatedBackprop(window, num_episodes=10),
+            "UORO": UORO(window, num_episodes=10),
+            "RTRL": RTRL(window, num_episodes=10),
+        }
+        config = training(
+            SYSTEM,
+            estimators["PES"],
+            OuterAdam(self.learning_rate, clip=None),
+            self.num_outer_steps,
+            num_points=200,
+        )
+        methods = {
+            name: dataclasses.replace(config, estimator=estimator)
+            for name, estimator in estimators.items()
+        }
+        return [*self.runs(methods), Job("surface", self._surface)]
+
+    def _surface(self):
+        axis = np.linspace(-8.0, 6.0, self.num_grid)
+        key = jax.random.key(0)
+        theta = SYSTEM.init_theta(key)
+        losses = meta_surface(
+            *(SYSTEM, SYSTEM.load(), theta, (axis, axis), self.horizon, 1, key)
+        )
+        return {"axis": axis.tolist(), "losses": losses.tolist()}
+
+    @override
+    def check(self, results):
+        losses = np.asarray(results["surface"]["losses"], float)
+        best, start = float(np.nanmin(losses)), results.curve("PES")[1][0, 0]
+        # The loss at a theta is rough: average over the last tenth of the run.
+        ends = {}
+        for name in ("PES", "ES", "TBPTT", "UORO", "RTRL"):
+            curve = results.curve(name)[1]
+            ends[name] = curve[:, -max(1, curve.shape[1] // 10) :].mean(axis=1)
+        share = {name: (start - end) / (start - best) for name, end in ends.items()}
+        worst = share["PES"].min()
+        outcome = True if worst > 0.8 else None if share["PES"].max() > 0.8 else False
+        about = f"PES closes {spread(share['PES'])} of the gap to the best grid point"
+        parts = [(about, outcome)]
+        for name in ("ES", "TBPTT", "UORO", "RTRL"):
+            text = f"{name} {spread(share[name])}, less than PES"
+            parts.append((text, is_lower(ends["PES"], ends[name])))
+        return conclude(parts)
+
+    @override
+    def draw(self, results):
+        figure, (left, right) = looks.axes(2, size=4.6)
+        found = results["surface"]
+        looks.surface(
+            figure,
+            left,
+            [found["axis"]] * 2,
+            found["losses"],
+            "mean loss of an episode",
+        )
+        for name in ("TBPTT", "UORO", "RTRL", "ES", "PES"):
+            style = looks.look(name)
+            looks.trajectories(left, results.path(name, NAMES), style, name)
+            steps, losses = results.curve(name)
+            looks.curve(right, steps * self.length, losses, style, name)
+        left.set(xlabel="log initial learning rate", ylabel="log final learning rate")
+        left.set(xlim=(-8, 6), ylim=(-8, 6))
+        right.set(xlabel="inner steps of one episode", ylabel="meta-objective")
+        right.set_yscale("log")
+        looks.legend(right)
+        return figure

@@ -1,0 +1,127 @@
+"""Ablation of window length and population size on the toy problem, appendix."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from typing_extensions import override
+
+from evaluation.paper import looks
+from evaluation.paper.experiment import Experiment, conclude, training
+from evaluation.paper.records import first_below, spread
+from evaluation.paper.toy_2d import SYSTEM
+from meta_train.core.truncation import Truncation
+from meta_train.estimators import PES
+from meta_train.outer.outer_optimizer import OuterAdam
+
+
+@dataclass(frozen=True)
+class Toy2DAblation(Experiment):
+    """PES with several window lengths, and with several population sizes."""
+
+    name = "toy-2d-ablation"
+    figure = "appendix G, sensitivity (a) and (b)"
+    claim = (
+        "Shorter truncations converge in fewer inner steps, and more particles help."
+    )
+    shows = (
+        "With T = 10,000: from K = 1,000 to K = 1 the loss falls earlier (N = 10,000 "
+        "particles); with K = 1, more particles reach a lower loss."
+    )
+    differs = (
+        "At the scale small, T = 1,000 and at most 1,000 particles. The grid of window "
+        "lengths and particles is ours, as the paper does not list it."
+    )
+    scales = {
+        "smoke": {
+            **{"num_seeds": 1, "horizon": 100, "num_inner_steps": 200},
+            **{"lengths": (10, 50), "populations": (4, 8), "num_points": 2},
+        },
+        "small": {
+            **{"horizon": 1_000, "num_inner_steps": 40_000},
+            **{"lengths": (1, 10, 100), "populations": (10, 100, 1_000)},
+        },
+        "paper": {},
+    }
+    cost = {"smoke": "10 s", "small": "3 min", "paper": "5 h"}
+
+    num_inner_steps: int = 400_000
+    horizon: int = 10_000
+    lengths: tuple[int, ...] = (1, 10, 100, 1_000)
+    populations: tuple[int, ...] = (10, 100, 1_000, 10_000)
+    std: float = 0.1
+    learning_rate: float = 3e-2
+    num_points: int = 50
+
+    def _config(self, length, num_particles):
+        estimator = PES(
+            Truncation(length, self.horizon), num_pairs=num_particles // 2, std=self.std
+        )
+        return training(
+            SYSTEM,
+            estimator,
+            OuterAdam(self.learning_rate, clip=None),
+            self.num_inner_steps // length,
+            num_points=self.num_points,
+        )
+
+    @override
+    def jobs(self):
+        most, shortest = self.populations[-1], self.lengths[0]
+        lengths = {f"K = {k}": self._config(k, most) for k in self.lengths}
+        # The largest population at the shortest window is in the first group already.
+        sizes = {f"N = {n}": self._config(shortest, n) for n in self.populations[:-1]}
+        return [*self.runs(lengths), *self.runs(sizes)]
+
+    @override
+    def check(self, results):
+        by_length = [f"K = {k}" for k in self.lengths]
+        by_size = [f"N = {n}" for n in self.populations[:-1]] + by_length[:1]
+        start = results.curve(by_length[0])[1][0, 0]
+        best = min(results.final(name).mean() for name in by_length)
+        level = start - 0.8 * (start - best)
+        arrival = []
+        for length, name in zip(self.lengths, by_length, strict=True):
+            steps, losses = results.curve(name)
+            arrival.append(first_below(steps * length, losses, level).mean())
+        shown = ", ".join(
+            f"K = {k}: {a:.0f}" for k, a in zip(self.lengths, arrival, strict=True)
+        )
+        # Mean over the run: how low, and how early.
+        areas = [results.curve(name)[1].mean(axis=1) for name in by_size]
+        sizes = ", ".join(
+            f"N = {n}: {spread(a)}"
+            for n, a in zip(self.populations, areas, strict=True)
+        )
+        is_ordered = bool(np.all(np.diff(arrival) >= 0)) and arrival[0] < arrival[-1]
+        falls = bool(np.all(np.diff([a.mean() for a in areas]) < 0))
+        return conclude(
+            [
+                (f"inner steps to 80 % of the best reduction: {shown}", is_ordered),
+                (f"mean meta-loss over the run: {sizes}", falls),
+            ]
+        )
+
+    @override
+    def draw(self, results):
+        figure, panels = looks.axes(2, size=4.2)
+        groups = (
+            [(f"K = {k}", k, f"K = {k}") for k in self.lengths],
+            [(f"N = {n}", self.lengths[0], f"N = {n}") for n in self.populations[:-1]]
+            + [
+                (
+                    f"K = {self.lengths[0]}",
+                    self.lengths[0],
+                    f"N = {self.populations[-1]}",
+                )
+            ],
+        )
+        titles = (f"N = {self.populations[-1]}", f"K = {self.lengths[0]}")
+        for axis, group, title in zip(panels, groups, titles, strict=True):
+            for i, (name, length, label) in enumerate(group):
+                steps, losses = results.curve(name)
+                style = looks.shade(1 - i / len(group), i)
+                looks.curve(axis, steps * length, losses, style, label)
+            axis.set(xlabel="inner steps of one particle", title=title)
+            axis.set_ylabel("meta-objective")
+            looks.legend(axis)
+        return figure

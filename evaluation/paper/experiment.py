@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
+import jax
+import numpy as np
+from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from evaluation.paper.records import Records
 from lopt.errors import UserError
+from meta_train.analysis.surface import meta_surface
 from meta_train.config.config import MetaTrainConfig
 from meta_train.estimators import GradientEstimator
 from meta_train.outer.outer_optimizer import OuterOptimizer
@@ -113,20 +117,16 @@ class Experiment(ABC):
                 for system in job.work.systems:
                     check_prepared(system.zoo_problem)
 
-    def runs(
-        self, methods: Mapping[str, MetaTrainConfig], *, group: str = ""
-    ) -> list[Job]:
-        """List one meta-training run for each method and seed.
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods, in the order of their jobs."""
+        names = [job.name.rpartition("/seed-")[0] for job in self.jobs()]
+        return list(dict.fromkeys(name for name in names if name))
 
-        Args:
-            methods: Configurations by name of the method.
-            group: Directory of these runs, to tell several sets of runs apart.
-        """
+    def runs(self, methods: Mapping[str, MetaTrainConfig]) -> list[Job]:
+        """List one meta-training run for each method, by name, and seed."""
         return [
-            Job(
-                f"{group}/{method}/seed-{seed}".lstrip("/"),
-                dataclasses.replace(config, seed=seed),
-            )
+            Job(f"{method}/seed-{seed}", dataclasses.replace(config, seed=seed))
             for method, config in methods.items()
             for seed in range(self.num_seeds)
         ]
@@ -161,6 +161,37 @@ def training(
         wandb="off",
         **fields,
     )
+
+
+def surface(
+    name: str,
+    system: UnrolledSystem,
+    axes: Sequence[Float[np.ndarray, " n"]],
+    horizon: int,
+    num_runs: int = 1,
+) -> Job:
+    """Create the job that computes a meta-objective surface.
+
+    Its result has the keys ``axes`` and ``losses``.
+    """
+
+    def compute():
+        key = jax.random.key(0)
+        data, theta = system.load(), system.init_theta(key)
+        losses = meta_surface(system, data, theta, axes, horizon, num_runs, key)
+        return {"axes": [axis.tolist() for axis in axes], "losses": losses.tolist()}
+
+    return Job(name, compute)
+
+
+def with_estimators(
+    config: MetaTrainConfig, estimators: Mapping[str, GradientEstimator]
+) -> dict[str, MetaTrainConfig]:
+    """Configure one run for each estimator, by name."""
+    return {
+        name: dataclasses.replace(config, estimator=estimator)
+        for name, estimator in estimators.items()
+    }
 
 
 def conclude(parts: Sequence[tuple[str, bool | None]]) -> Verdict:

@@ -1,12 +1,14 @@
 """Colors, line styles and axes that all figures of the paper share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from evaluation.paper.records import Records
 
 # The same color and line style for a method in all figures. Methods are
 # distinguishable without color.
@@ -78,19 +80,20 @@ def curve(
     axis.fill_between(x, low, high, color=style.get("color"), alpha=0.15, lw=0)
 
 
-def surface(
-    figure: Figure,
-    axis: Axes,
-    axes_of_theta: Sequence[Sequence[float]],
-    losses: Sequence[Sequence[float | None]],
-    label: str,
-) -> None:
-    """Draw a meta-objective surface; darker is better. Losses may be missing."""
-    values = np.asarray(losses, float).T
+def curves(axis: Axes, results: Records, methods: Sequence[str], scale=1.0) -> None:
+    """Plot the meta-loss of several methods over outer updates, times `scale`."""
+    for i, name in enumerate(methods):
+        steps, losses = results.curve(name)
+        curve(axis, scale * steps, losses, look(name, i), name)
+
+
+def surface(figure: Figure, axis: Axes, found: Mapping[str, Any], label: str) -> None:
+    """Draw a meta-objective surface, the result of a job; darker is better."""
+    values = np.asarray(found["losses"], float).T
     values = np.where(np.isfinite(values), values, np.nan)
     low, high = np.nanmin(values), np.nanpercentile(values, 75)
     mesh = axis.pcolormesh(
-        *axes_of_theta,
+        *map(np.asarray, found["axes"]),
         np.clip(values, low, high),
         cmap="viridis",
         shading="nearest",

@@ -48,6 +48,13 @@ class Records:
         """Last value of a metric for each seed."""
         return self.curve(method, metric)[1][:, -1]
 
+    def tail(
+        self, method: str, metric: str = "meta_loss", share: float = 0.1
+    ) -> Float[np.ndarray, " seeds"]:
+        """Mean over the last `share` of the points of a curve, for each seed."""
+        values = self.curve(method, metric)[1]
+        return values[:, -max(1, round(share * values.shape[1])) :].mean(axis=1)
+
     def path(self, method: str, names: Sequence[str]) -> Float[np.ndarray, "..."]:
         """Trajectories of numbers of theta, of shape ``(seeds, points, names)``."""
         columns = [self.curve(method, name)[1] for name in names]
@@ -80,6 +87,18 @@ def first_below(
     """First step at which each curve is below a level; infinite if none is."""
     below = curves < level
     return np.where(below.any(axis=1), steps[below.argmax(axis=1)], np.inf)
+
+
+def settled(
+    steps: Float[np.ndarray, " points"],
+    curves: Float[np.ndarray, "seeds points"],
+    level: float,
+) -> Float[np.ndarray, " seeds"]:
+    """First step from which on each curve stays below a level; infinite if none."""
+    above = ~(curves < level)
+    last = curves.shape[1] - 1 - above[:, ::-1].argmax(axis=1)
+    following = np.append(steps, np.inf)[np.where(above.any(axis=1), last + 1, 0)]
+    return following
 
 
 def spread(values: Sequence[float] | np.ndarray, digits: int = 3) -> str:

@@ -117,7 +117,7 @@ def _conclude(
 ) -> Outcome:
     """Check the claim, draw the figure and write both."""
     verdict = experiment.check(results)
-    with rc_context({"text.parse_math": False, "svg.fonttype": "none"}):
+    with rc_context({"svg.fonttype": "none"}):
         figure = experiment.draw(results)
         path = directory / FIGURE_FILE
         figure.savefig(path)

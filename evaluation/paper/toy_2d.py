@@ -1,18 +1,22 @@
 """Toy 2D regression, figure 5: meta-objective surface, trajectories and curves."""
 
-import dataclasses
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
-import jax
 import numpy as np
 from typing_extensions import override
 
 from evaluation.paper import looks
-from evaluation.paper.experiment import Experiment, Job, conclude, training
+from evaluation.paper.experiment import (
+    Experiment,
+    Job,
+    conclude,
+    training,
+    with_estimators,
+)
 from evaluation.paper.records import is_lower, spread
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
-from meta_train.analysis.surface import meta_surface
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES, RTRL, UORO, TruncatedBackprop, TruncatedES
@@ -38,12 +42,12 @@ class Toy2D(Experiment):
         "steps: PES alone reaches the dark region."
     )
     differs = "TBPTT, UORO and RTRL average ten staggered episodes. No clipping."
-    scales = {
+    scales: ClassVar = {
         "smoke": {"num_seeds": 1, "num_outer_steps": 20, "num_pairs": 4, "num_grid": 4},
         "small": {"num_outer_steps": 5_000, "num_grid": 61},
         "paper": {},
     }
-    cost = {"smoke": "15 s", "small": "2 min", "paper": "10 min"}
+    cost: ClassVar = {"smoke": "15 s", "small": "2 min", "paper": "10 min"}
 
     num_outer_steps: int = 20_000
     horizon: int = 100
@@ -70,30 +74,17 @@ class Toy2D(Experiment):
             self.num_outer_steps,
             num_points=200,
         )
-        methods = {
-            name: dataclasses.replace(config, estimator=estimator)
-            for name, estimator in estimators.items()
-        }
-        return [*self.runs(methods), Job("surface", self._surface)]
-
-    def _surface(self):
+        methods = with_estimators(config, estimators)
         axis = np.linspace(-8.0, 6.0, self.num_grid)
-        key = jax.random.key(0)
-        theta = SYSTEM.init_theta(key)
-        losses = meta_surface(
-            *(SYSTEM, SYSTEM.load(), theta, (axis, axis), self.horizon, 1, key)
-        )
-        return {"axis": axis.tolist(), "losses": losses.tolist()}
+        found = surface("surface", SYSTEM, (axis, axis), self.horizon)
+        return [*self.runs(methods), found]
 
     @override
     def check(self, results):
-        losses = np.asarray(results["surface"]["losses"], float)
-        best, start = float(np.nanmin(losses)), results.curve("PES")[1][0, 0]
+        best = np.nanmin(np.asarray(results["surface"]["losses"], float))
+        start = results.curve("PES")[1][0, 0]
         # The loss at a theta is rough: average over the last tenth of the run.
-        ends = {}
-        for name in ("PES", "ES", "TBPTT", "UORO", "RTRL"):
-            curve = results.curve(name)[1]
-            ends[name] = curve[:, -max(1, curve.shape[1] // 10) :].mean(axis=1)
+        ends = {name: results.tail(name) for name in self.methods}
         share = {name: (start - end) / (start - best) for name, end in ends.items()}
         worst = share["PES"].min()
         outcome = True if worst > 0.8 else None if share["PES"].max() > 0.8 else False
@@ -107,19 +98,10 @@ class Toy2D(Experiment):
     @override
     def draw(self, results):
         figure, (left, right) = looks.axes(2, size=4.6)
-        found = results["surface"]
-        looks.surface(
-            figure,
-            left,
-            [found["axis"]] * 2,
-            found["losses"],
-            "mean loss of an episode",
-        )
-        for name in ("TBPTT", "UORO", "RTRL", "ES", "PES"):
-            style = looks.look(name)
-            looks.trajectories(left, results.path(name, NAMES), style, name)
-            steps, losses = results.curve(name)
-            looks.curve(right, steps * self.length, losses, style, name)
+        looks.surface(figure, left, results["surface"], "mean loss of an episode")
+        for name in self.methods:
+            looks.trajectories(left, results.path(name, NAMES), looks.look(name), name)
+        looks.curves(right, results, self.methods, self.length)
         left.set(xlabel="log initial learning rate", ylabel="log final learning rate")
         left.set(xlim=(-8, 6), ylim=(-8, 6))
         right.set(xlabel="inner steps of one episode", ylabel="meta-objective")

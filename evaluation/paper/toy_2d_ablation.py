@@ -1,6 +1,7 @@
 """Ablation of window length and population size on the toy problem, appendix."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -31,7 +32,7 @@ class Toy2DAblation(Experiment):
         "At the scale small, T = 1,000 and at most 1,000 particles. The grid of window "
         "lengths and particles is ours, as the paper does not list it."
     )
-    scales = {
+    scales: ClassVar = {
         "smoke": {
             **{"num_seeds": 1, "horizon": 100, "num_inner_steps": 200},
             **{"lengths": (10, 50), "populations": (4, 8), "num_points": 2},
@@ -42,7 +43,7 @@ class Toy2DAblation(Experiment):
         },
         "paper": {},
     }
-    cost = {"smoke": "10 s", "small": "3 min", "paper": "5 h"}
+    cost: ClassVar = {"smoke": "10 s", "small": "3 min", "paper": "5 h"}
 
     num_inner_steps: int = 400_000
     horizon: int = 10_000
@@ -74,20 +75,17 @@ class Toy2DAblation(Experiment):
 
     @override
     def check(self, results):
-        by_length = [f"K = {k}" for k in self.lengths]
-        by_size = [f"N = {n}" for n in self.populations[:-1]] + by_length[:1]
-        start = results.curve(by_length[0])[1][0, 0]
-        best = min(results.final(name).mean() for name in by_length)
-        level = start - 0.8 * (start - best)
+        names = self.methods[: len(self.lengths)]
+        start = results.curve(names[0])[1][0, 0]
+        level = start - 0.8 * (start - min(results.final(n).mean() for n in names))
         arrival = []
-        for length, name in zip(self.lengths, by_length, strict=True):
+        for length, name in zip(self.lengths, names, strict=True):
             steps, losses = results.curve(name)
             arrival.append(first_below(steps * length, losses, level).mean())
-        shown = ", ".join(
-            f"K = {k}: {a:.0f}" for k, a in zip(self.lengths, arrival, strict=True)
-        )
+        shown = ", ".join(f"{n}: {a:.0f}" for n, a in zip(names, arrival, strict=True))
         # Mean over the run: how low, and how early.
-        areas = [results.curve(name)[1].mean(axis=1) for name in by_size]
+        by_size = [*self.methods[len(self.lengths) :], names[0]]
+        areas = [results.tail(name, share=1.0) for name in by_size]
         sizes = ", ".join(
             f"N = {n}: {spread(a)}"
             for n, a in zip(self.populations, areas, strict=True)
@@ -104,19 +102,16 @@ class Toy2DAblation(Experiment):
     @override
     def draw(self, results):
         figure, panels = looks.axes(2, size=4.2)
-        groups = (
-            [(f"K = {k}", k, f"K = {k}") for k in self.lengths],
-            [(f"N = {n}", self.lengths[0], f"N = {n}") for n in self.populations[:-1]]
-            + [
-                (
-                    f"K = {self.lengths[0]}",
-                    self.lengths[0],
-                    f"N = {self.populations[-1]}",
-                )
-            ],
-        )
-        titles = (f"N = {self.populations[-1]}", f"K = {self.lengths[0]}")
-        for axis, group, title in zip(panels, groups, titles, strict=True):
+        num, shortest, most = len(self.lengths), self.lengths[0], self.populations[-1]
+        by_length = [
+            (n, k, n) for n, k in zip(self.methods, self.lengths, strict=False)
+        ]
+        by_size = [(n, shortest, n) for n in self.methods[num:]]
+        by_size.append((self.methods[0], shortest, f"N = {most}"))
+        titles = (f"N = {most}", f"K = {shortest}")
+        for axis, group, title in zip(
+            panels, (by_length, by_size), titles, strict=True
+        ):
             for i, (name, length, label) in enumerate(group):
                 steps, losses = results.curve(name)
                 style = looks.shade(1 - i / len(group), i)

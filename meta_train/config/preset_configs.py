@@ -44,7 +44,8 @@ def compose(
     """Replace parts of `config` by name.
 
     A new estimator or outer optimizer keeps the fields that it has in common with the
-    old one, except for the clipping threshold. A new learned optimizer has its own defaults: a width means something else in every architecture.
+    old one, except for the clipping threshold. A new learned optimizer has its own
+    defaults: a width means something else in every architecture.
     """
     parts: dict[str, Any] = {}
     if estimator:

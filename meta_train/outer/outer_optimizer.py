@@ -55,7 +55,7 @@ class OuterOptimizer(ABC):
 
     @abstractmethod
     def direction(self) -> optax.GradientTransformation:
-        """Build the transformation of the clipped gradient, before the learning rate."""
+        """Build the transformation between the clipping and the learning rate."""
 
     def as_optax(self, num_outer_steps: int) -> optax.GradientTransformation:
         """Build the optax transformation for a run of `num_outer_steps` updates."""

@@ -46,7 +46,7 @@ class MetaTrainResult(NamedTuple):
     Attributes:
         theta: Outer parameters: their moving average, if there is one.
         metrics: Column of each metric by name, see `metric_columns`.
-        num_outer_steps: Outer updates taken; fewer than configured after a stop request.
+        num_outer_steps: Outer updates taken; fewer than asked for after a stop request.
         export: Path of the exported optimizer; `None` if there is none.
     """
 

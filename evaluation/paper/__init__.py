@@ -3,12 +3,28 @@
 To add one, write a file like the others here and add its class to `EXPERIMENTS`.
 """
 
+from evaluation.paper.costs import Costs
 from evaluation.paper.experiment import Experiment
 from evaluation.paper.influence_balancing import InfluenceBalancingCurves
+from evaluation.paper.methods import Methods
 from evaluation.paper.toy_2d import Toy2D
 from evaluation.paper.toy_2d_ablation import Toy2DAblation
 from evaluation.paper.uci_l2 import UciL2
+from evaluation.paper.variance import Variance
+from evaluation.paper.variance_analytic import VarianceAnalytic
+from evaluation.paper.variance_theory import VarianceTheory
 
 EXPERIMENTS: dict[str, type[Experiment]] = {
-    kind.name: kind for kind in (InfluenceBalancingCurves, Toy2D, Toy2DAblation, UciL2)
+    kind.name: kind
+    for kind in (
+        InfluenceBalancingCurves,
+        Toy2D,
+        Toy2DAblation,
+        UciL2,
+        Variance,
+        VarianceAnalytic,
+        VarianceTheory,
+        Costs,
+        Methods,
+    )
 }

@@ -10,8 +10,8 @@ from typing_extensions import override
 from evaluation.paper import looks
 from evaluation.paper.experiment import (
     Experiment,
-    Job,
     conclude,
+    surface,
     training,
     with_estimators,
 )

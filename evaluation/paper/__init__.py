@@ -7,6 +7,9 @@ from evaluation.paper.costs import Costs
 from evaluation.paper.experiment import Experiment
 from evaluation.paper.influence_balancing import InfluenceBalancingCurves
 from evaluation.paper.methods import Methods
+from evaluation.paper.mnist_lr_schedule import MnistLrSchedule
+from evaluation.paper.swimmer import Swimmer
+from evaluation.paper.telescoping import Telescoping
 from evaluation.paper.toy_2d import Toy2D
 from evaluation.paper.toy_2d_ablation import Toy2DAblation
 from evaluation.paper.uci_l2 import UciL2
@@ -26,5 +29,8 @@ EXPERIMENTS: dict[str, type[Experiment]] = {
         VarianceTheory,
         Costs,
         Methods,
+        Telescoping,
+        MnistLrSchedule,
+        Swimmer,
     )
 }

@@ -65,7 +65,7 @@ class Costs(Experiment):
         "small": {},
         "paper": {},
     }
-    cost: ClassVar = {"smoke": "5 s", "small": "4 min", "paper": "4 min"}
+    minutes: ClassVar = {"smoke": 0.1, "small": 4, "paper": 4}
 
     names: tuple[str, ...] = tuple(ROWS)
     axes: tuple[str, ...] = ("k", "t", "n")

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from tasks.base import UnrolledSystem
 from tasks.zoo import check_prepared
 
 Scale: TypeAlias = Literal["smoke", "small", "paper"]
+SCALES: dict[str, Scale] = {"smoke": "smoke", "small": "small", "paper": "paper"}
 
 
 class Verdict(NamedTuple):
@@ -75,7 +76,7 @@ class Experiment(ABC):
     """What differs from the paper, at any scale or at the scale `small`."""
     scales: ClassVar[Mapping[Scale, Mapping[str, Any]]]
     """Settings that differ from the defaults, by scale."""
-    cost: ClassVar[Mapping[Scale, str]]
+    minutes: ClassVar[Mapping[Scale, float]]
     """Approximate time on one CPU core, by scale."""
     modules: ClassVar[Mapping[str, str]] = {}
     """Optional modules that the experiment imports, with their extras."""
@@ -84,7 +85,7 @@ class Experiment(ABC):
     """Number of seeds of each method."""
 
     @classmethod
-    def at(cls, scale: Scale) -> Self:
+    def at(cls, scale: Scale) -> "Experiment":
         """Create the experiment with the settings of a scale."""
         return cls(**cls.scales[scale])
 

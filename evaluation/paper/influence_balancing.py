@@ -44,7 +44,7 @@ class InfluenceBalancingCurves(Experiment):
         "small": {"num_outer_steps": 30_000},
         "paper": {"num_outer_steps": 300_000},
     }
-    cost: ClassVar = {"smoke": "15 s", "small": "3 min", "paper": "40 min"}
+    minutes: ClassVar = {"smoke": 0.2, "small": 1, "paper": 10}
 
     num_outer_steps: int = 300_000
     horizon: int = 500

@@ -87,7 +87,7 @@ def reproduce(
         record = _read(path)
         found[job.name] = record["value"]
         seconds += record["seconds"]
-    outcome = _conclude(experiment, Records(found), seconds, directory)
+    outcome = _conclude(experiment, scale, Records(found), seconds, directory)
     jax.clear_caches()  # Programs of other experiments are not needed any more.
     return outcome
 
@@ -113,10 +113,17 @@ def _summarize(result: MetaTrainResult) -> dict[str, Any]:
 
 
 def _conclude(
-    experiment: Experiment, results: Records, seconds: float, directory: Path
+    experiment: Experiment,
+    scale: Scale,
+    results: Records,
+    seconds: float,
+    directory: Path,
 ) -> Outcome:
     """Check the claim, draw the figure and write both."""
     verdict = experiment.check(results)
+    if scale == "smoke":
+        text = f"The scale smoke only shows that it runs. {verdict.evidence}"
+        verdict = Verdict(None, text)
     with rc_context({"svg.fonttype": "none"}):
         figure = experiment.draw(results)
         path = directory / FIGURE_FILE
@@ -128,23 +135,21 @@ def _conclude(
     return Outcome(experiment, verdict, seconds, directory)
 
 
-def read_outcome(experiment: Experiment, out: Path) -> Outcome | None:
-    """Read the outcome of an experiment that has ended; `None` if it has not."""
+def read_outcome(experiment: Experiment, scale: Scale, out: Path) -> Outcome | None:
+    """Read the outcome of an experiment that has ended at this scale and version.
+
+    Returns:
+        The outcome; `None` if the experiment has not ended.
+    """
     directory = out / experiment.name
-    path = directory / VERDICT_FILE
-    if not path.exists():
+    path, about = directory / VERDICT_FILE, directory / ABOUT_FILE
+    if not path.exists() or not about.exists():
+        return None
+    if differences(_read(about), _describe(experiment, scale)):
         return None
     content = _read(path)
     verdict = Verdict(content["holds"], content["evidence"])
     return Outcome(experiment, verdict, content["seconds"], directory)
-
-
-def num_recorded(experiment: Experiment, out: Path) -> int:
-    """Count the recorded jobs of an experiment."""
-    return sum(
-        (out / experiment.name / job.name / RECORD_FILE).exists()
-        for job in experiment.jobs()
-    )
 
 
 def _describe(experiment: Experiment, scale: Scale) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class Toy2D(Experiment):
         "small": {"num_outer_steps": 5_000, "num_grid": 61},
         "paper": {},
     }
-    cost: ClassVar = {"smoke": "15 s", "small": "2 min", "paper": "10 min"}
+    minutes: ClassVar = {"smoke": 0.3, "small": 1, "paper": 5}
 
     num_outer_steps: int = 20_000
     horizon: int = 100

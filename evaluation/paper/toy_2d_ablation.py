@@ -43,7 +43,7 @@ class Toy2DAblation(Experiment):
         },
         "paper": {},
     }
-    cost: ClassVar = {"smoke": "10 s", "small": "3 min", "paper": "5 h"}
+    minutes: ClassVar = {"smoke": 0.2, "small": 2, "paper": 300}
 
     num_inner_steps: int = 400_000
     horizon: int = 10_000

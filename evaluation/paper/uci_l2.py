@@ -40,7 +40,7 @@ class UciL2(Experiment):
         "small": {"num_outer_steps": 100_000},
         "paper": {},
     }
-    cost: ClassVar = {"smoke": "5 s", "small": "4 min", "paper": "20 min"}
+    minutes: ClassVar = {"smoke": 0.2, "small": 2, "paper": 8}
 
     num_outer_steps: int = 400_000
     horizon: int = 1_000

@@ -41,7 +41,7 @@ class Variance(Experiment):
         "small": {"horizon": 1_000, "windows": (1, 2, 5, 10, 40, 200, 1_000)},
         "paper": {},
     }
-    cost: ClassVar = {"smoke": "10 s", "small": "3 min", "paper": "30 min"}
+    minutes: ClassVar = {"smoke": 0.3, "small": 4, "paper": 30}
     kinds: ClassVar = ("PES",)
 
     horizon: int = 10_000

@@ -22,7 +22,7 @@ class VarianceAnalytic(Variance):
         "PES, and grows with the number of unrolls."
     )
     shows = "Variance over the squared gradient, against 1 to 1,000 unrolls."
-    cost: ClassVar = {"smoke": "10 s", "small": "5 min", "paper": "1 h"}
+    minutes: ClassVar = {"smoke": 0.5, "small": 8, "paper": 60}
     kinds: ClassVar = ("PES", "PES+Analytic")
 
     @override

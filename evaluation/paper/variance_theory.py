@@ -51,7 +51,7 @@ class VarianceTheory(Experiment):
         "small": {},
         "paper": {"windows": (1, 2, 4, 8, 16, 32, 64), "num_samples": 400_000},
     }
-    cost: ClassVar = {"smoke": "5 s", "small": "1 min", "paper": "10 min"}
+    minutes: ClassVar = {"smoke": 0.1, "small": 2, "paper": 15}
 
     windows: tuple[int, ...] = (1, 2, 4, 8, 16)
     size: int = 10

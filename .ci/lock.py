@@ -1,9 +1,9 @@
-"""Rewrites constraints.txt from what pip resolves today for each Python.
+"""Rewrite constraints.txt with the versions that pip resolves for each Python.
 
     python .ci/lock.py python3.11 python3.12
 
-Makes a fresh venv for each interpreter, installs the project without constraints, and
-writes versions only: where the interpreters differ, a line each with a marker.
+Creates a fresh venv for each interpreter, installs the project without constraints, and
+writes versions only. Where the interpreters differ, each has a line with a marker.
 """
 
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def resolved(python: str) -> tuple[str, dict[str, str]]:
-    """Returns the interpreter's version and what pip installs under it."""
+    """Python version of an interpreter, and the versions of the installed packages."""
     with tempfile.TemporaryDirectory() as directory:
         subprocess.run([python, "-m", "venv", directory], check=True)
         inside = f"{directory}/bin/python"

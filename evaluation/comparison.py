@@ -1,6 +1,5 @@
 """Python API of the evaluation: `evaluate({"mine": my_tx}, "quick")`."""
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from evaluation.suites import (
     with_training_cases,
 )
 from evaluation.training.cache import Cache
-from evaluation.training.cases import num_stages, train_cases
+from evaluation.training.cases import train_cases
 from evaluation.training.plan import Contender, Plan
 from lopt.base import LearnedOptimizer
 from lopt.cache_directory import cache_folder
@@ -42,7 +41,7 @@ def evaluate(
     training_tasks: bool = False,
     skip_missing: bool = False,
     cache: Cache | None = None,
-    on_progress: Callable[[int, int, str], None] = lambda done, total, text: None,
+    on_progress: Callable[[float, str], None] = lambda fraction, text: None,
 ) -> dict[str, Any]:
     """Compare optimizers with tuned baselines on a suite of tasks.
 
@@ -66,9 +65,9 @@ def evaluate(
             are excluded from the summaries over tasks.
         skip_missing: Whether to skip tasks whose dataset has not been prepared.
         cache: Cache of results; the user's cache directory by default.
-        on_progress: Callback ``(done, total, text)`` after each stage, with the number
-            of completed stages, their total number and a description of the last one.
-            It may be called from a worker thread.
+        on_progress: Callback ``(fraction, text)`` with the completed fraction of the
+            work and a description of the current stage. It may be called from a worker
+            thread.
 
     Returns:
         JSON-serializable results, as documented in `scores.score`. Non-finite numbers
@@ -102,16 +101,15 @@ def evaluate(
     cases = cases if max_steps is None else shortened(cases, max_steps)
     cases, skipped = _with_data(cases, skip_missing=skip_missing)
     plan = Plan(num_seeds, num_tuning_seeds, seed, tuple(baselines), tuple(tune))
-    total, count = num_stages(len(cases), len(contenders)), itertools.count(1)
     optimizers = filter(None, map(_learned_optimizer, contenders.values()))
     updates = [(o, size(case.task).params) for o in optimizers for case in cases]
-    kernels = prepare("auto", updates, lambda text: on_progress(0, total, text))
+    kernels = prepare("auto", updates, lambda text: on_progress(0.0, text))
     found = train_cases(
         contenders,
         cases,
         plan,
         cache or Cache(cache_folder("evaluations")),
-        lambda text: on_progress(next(count), total, text),
+        on_progress,
     )
     results = score(found, plan, named, cards)
     results["how"] |= {"skipped": skipped, "max_steps": max_steps, "kernels": kernels}

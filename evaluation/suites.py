@@ -8,7 +8,8 @@ from tasks import datasets
 from tasks.base import Family, ParameterizedFamily
 from tasks.supervised.autoencoder import Autoencoder
 from tasks.supervised.mlp import MLP
-from tasks.zoo import ZOO, check_prepared, unique_names
+from tasks.zoo import ZOO
+from tasks.zoo_queries import check_prepared, unique_names
 
 TRAINED = "trained on"
 

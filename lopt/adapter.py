@@ -3,7 +3,7 @@
 import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from lopt.base import LearnedOptimizer, NumSteps, Theta
 from lopt.errors import UserError
+from lopt.explicit_axes import with_automatic_axes
 from lopt.pytrees import (
     align,
     check_alike,
@@ -203,7 +204,9 @@ class TensorOptimizer(LearnedOptimizer):
                 )
                 for i in live
             ]
-            update_tensors = _automatic(self.update_tensors, tensors, state.shared)
+            update_tensors = with_automatic_axes(
+                self.update_tensors, tensors, state.shared
+            )
             results, shared = update_tensors(theta, tensors, state.shared, info)
             for i, tensor, result in zip(live, tensors, results, strict=True):
                 self._check_result(tensor, result)
@@ -331,42 +334,6 @@ def _float32(leaf: Any) -> Array:
 
 def _kind(x: Any) -> str:
     return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
-
-
-def _automatic(update_tensors: Any, tensors: Sequence[LeafInputs], shared: Any) -> Any:
-    """Run `update_tensors` with automatic axes on meshes with explicit axes.
-
-    Update rules reshape and stack tensors freely, which explicit sharding rejects.
-    Updates keep the sharding of the gradients, and states keep their own.
-    """
-
-    def spec(x):
-        return jax.typeof(x).sharding.spec
-
-    meshes = [jax.typeof(t.grad).sharding.mesh for t in tensors]
-    if not any(mesh.explicit_axes for mesh in meshes):
-        return update_tensors
-    out = (
-        [(spec(t.grad), jax.tree.map(spec, t.state)) for t in tensors],
-        jax.tree.map(spec, shared),
-    )
-    # `auto_axes` maps arrays only, so static fields bypass it.
-    static = [(t.leaf_index, t.name) for t in tensors]
-
-    def on_arrays(theta, arrays, shared, info):
-        rebuilt = [
-            LeafInputs(grad, param, state, place, name)
-            for (grad, param, state), (place, name) in zip(arrays, static, strict=True)
-        ]
-        return update_tensors(theta, rebuilt, shared, info)
-
-    automatic = jax.sharding.auto_axes(on_arrays, out_sharding=out)
-
-    def on_tensors(theta, tensors, shared, info):
-        arrays = [(t.grad, t.param, t.state) for t in tensors]
-        return cast(Any, automatic)(theta, arrays, shared, info)
-
-    return on_tensors
 
 
 def _step_info(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> StepInfo:

@@ -4,11 +4,9 @@ To register a task, add one entry to `ZOO`, or call `register_task` at run
 time.
 """
 
-from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from lopt.errors import UserError
-from tasks import datasets
 from tasks.base import Family, UnrolledSystem
 from tasks.families.augmentation import (
     Augmentation,
@@ -204,7 +202,8 @@ ZOO: dict[str, Entry] = {
         TransformerLM(depth=2), "held out", "Two layers of attention on letters."
     ),
     "quadratic": Entry(
-        *(RandomQuadratic(), "train"),
+        RandomQuadratic(),
+        "train",
         "16 parameters, condition number 100, a noisy minimum.",
     ),
     "quadratics": Entry(
@@ -217,36 +216,44 @@ ZOO: dict[str, Entry] = {
         MatrixFactorisation(), "held out", "A 32 x 32 matrix of rank 4, entry by entry."
     ),
     "toy-regression": Entry(
-        *(ToyRegression(), "study"),
+        ToyRegression(),
+        "study",
         "The PES paper's two-parameter surface with local minima.",
     ),
     # Tasks that need files: `lopt data prepare NAME` for images, a CSV file for yacht.
     "mnist-mlp": Entry(
-        *(MLP(_MNIST, batch_size=128, width=100), "train"),
+        MLP(_MNIST, batch_size=128, width=100),
+        "train",
         "784-100-100-10 MLP on MNIST.",
     ),
     "mnist-conv": Entry(
-        *(ConvNet(_MNIST, batch_size=128), "train"),
+        ConvNet(_MNIST, batch_size=128),
+        "train",
         "Three convolutions of 32 channels on MNIST.",
     ),
     "fashion-mlp": Entry(
-        *(MLP(_FASHION, batch_size=128, width=128), "held out"),
+        MLP(_FASHION, batch_size=128, width=128),
+        "held out",
         "784-128-128-10 MLP on Fashion-MNIST.",
     ),
     "fashion-conv": Entry(
-        *(ConvNet(_FASHION, batch_size=128), "held out"),
+        ConvNet(_FASHION, batch_size=128),
+        "held out",
         "Three convolutions of 32 channels on Fashion-MNIST.",
     ),
     "images-autoencoder": Entry(
-        *(AnyDataset(Autoencoder(_MNIST, batch_size=128)), "train"),
+        AnyDataset(Autoencoder(_MNIST, batch_size=128)),
+        "train",
         "Autoencoder on MNIST or Fashion-MNIST, drawn for every episode.",
     ),
     "cifar10-mlp": Entry(
-        *(MLP(_CIFAR, batch_size=128, width=128), "train"),
+        MLP(_CIFAR, batch_size=128, width=128),
+        "train",
         "3072-128-128-10 MLP on CIFAR-10.",
     ),
     "cifar10-resnet": Entry(
-        *(ResNet(_CIFAR, batch_size=128), "held out"),
+        ResNet(_CIFAR, batch_size=128),
+        "held out",
         "Three residual blocks, 16 to 64 channels, on CIFAR-10.",
     ),
     "cifar10-myrtle": Entry(
@@ -255,15 +262,18 @@ ZOO: dict[str, Entry] = {
         "The PES paper's 1.6M-parameter ResNet.",
     ),
     "fashion-conv-small": Entry(
-        *(ConvNet(_FASHION, batch_size=32, width=8), "held out"),
+        ConvNet(_FASHION, batch_size=32, width=8),
+        "held out",
         "Three convolutions of 8 channels on Fashion-MNIST.",
     ),
     "cifar10-resnet-small": Entry(
-        *(ResNet(_CIFAR, batch_size=16, width=4, num_groups=2), "held out"),
+        ResNet(_CIFAR, batch_size=16, width=4, num_groups=2),
+        "held out",
         "Three residual blocks, 4 to 16 channels, on CIFAR-10.",
     ),
     "cifar10-myrtle-small": Entry(
-        *(MyrtleResNet(batch_size=16, width=4, num_groups=4), "held out"),
+        MyrtleResNet(batch_size=16, width=4, num_groups=4),
+        "held out",
         "The PES paper's ResNet with an eighth of the channels.",
     ),
     "yacht-mlp": Entry(
@@ -316,37 +326,3 @@ def register_task(
         )
     summary = (type(problem).__doc__ or "").partition("\n")[0]
     ZOO[name] = Entry(problem, use, description or summary)
-
-
-def task_classes() -> dict[str, type]:
-    """Collect the classes of zoo entries and of augmentations, by class name."""
-    problems = (type(entry.problem) for entry in ZOO.values())
-    return {kind.__name__: kind for kind in (*problems, *AUGMENTATIONS.values())}
-
-
-def unique_names(problems: Sequence[Family | UnrolledSystem]) -> tuple[str, ...]:
-    """Name each problem by its zoo entry, or by its class if it has none.
-
-    Duplicate names are numbered from 1.
-    """
-    entries = {entry.problem: name for name, entry in ZOO.items()}
-    names = [entries.get(p, type(p).__name__) for p in problems]
-    return tuple(
-        f"{name}-{names[:i].count(name) + 1}" if names.count(name) > 1 else name
-        for i, name in enumerate(names)
-    )
-
-
-def check_prepared(problem: Family | UnrolledSystem) -> None:
-    """Check that the dataset files of a supervised problem exist.
-
-    Augmentations are unwrapped. Problems without a `dataset` field are not checked.
-
-    Raises:
-        DataError: If a file is missing.
-    """
-    inner: Any = problem
-    while hasattr(inner, "task"):
-        inner = inner.task
-    if hasattr(inner, "dataset"):
-        datasets.get(inner.dataset).check_prepared()

@@ -16,7 +16,7 @@ import pytest
 
 from lopt.registry import OPTIMIZERS
 from meta_train.estimators import ESTIMATORS
-from tasks import datasets, zoo
+from tasks import datasets, zoo, zoo_queries
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -32,7 +32,7 @@ _CACHE = tempfile.TemporaryDirectory(prefix="lopt-tests-")
 def needs_data(problem):
     """Build the marks of a test that needs a task's data: skip if it is missing."""
     try:
-        zoo.check_prepared(problem)
+        zoo_queries.check_prepared(problem)
     except datasets.DataError as error:
         return [pytest.mark.skip(reason=f"NO DATA: {error}")]
     return []

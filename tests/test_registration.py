@@ -17,7 +17,8 @@ from tasks import datasets
 from tasks.datasets.embedded import Friedman
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.quadratic import RandomQuadratic
-from tasks.zoo import register_task, unique_names
+from tasks.zoo import register_task
+from tasks.zoo_queries import unique_names
 
 
 @dataclass(frozen=True)

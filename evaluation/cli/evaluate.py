@@ -79,7 +79,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     beside = first.parent if first.is_file() else first
     out = options.out or beside / "evaluation"
     check_writable(out, flag="--out")
-    with ProgressReport("evaluating", 1) as progress:
+    with ProgressReport("evaluating", 100, unit="%") as progress:
         progress.note("compiling")
         try:
             results = evaluate(
@@ -95,8 +95,8 @@ def evaluate(arguments: Sequence[str]) -> int:
                 training_tasks=options.training_tasks,
                 skip_missing=options.skip_missing,
                 cache=Cache(cache_folder("evaluations") if options.cache else None),
-                on_progress=lambda done, total, text: progress.update(
-                    done, note=text, total=total
+                on_progress=lambda fraction, text: progress.update(
+                    round(100 * fraction, 1), note=text
                 ),
             )
         except KeyboardInterrupt:

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from evaluation.training.batch_training import BatchState, BatchTraining
+from evaluation.training.work import Advance, no_progress
 from lopt.base import LearnedOptimizer, Theta
 from meta_train.core.inner_training import InnerTrainingState, Splits
 from meta_train.core.unroll import unroll
@@ -56,7 +57,12 @@ class Curves(NamedTuple):
     test_error: Float[np.ndarray, "runs points"]
 
 
-def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
+def train(
+    task: Family,
+    num_steps: int,
+    groups: Sequence[Runs],
+    advance: Advance = no_progress,
+) -> list[Curves]:
     """Train all runs of all groups with one compiled program.
 
     The program is compiled for `stretch_length` steps and called repeatedly, so that
@@ -66,6 +72,8 @@ def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
         task: Task to train.
         num_steps: Steps of each run.
         groups: Runs of each optimizer. Groups may differ in their number of runs.
+        advance: Callback with the fraction that was completed since the last call. It
+            may be called from a worker thread, and may raise to stop the training.
 
     Returns:
         Curves of each group.
@@ -85,10 +93,12 @@ def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
             num_steps,
             data,
             [_rows(group, np.minimum(rows, len(group.keys) - 1)) for group in groups],
+            lambda fraction: advance(fraction / len(starts)),
         )
 
+    starts = range(0, most, at_once)
     with ThreadPoolExecutor(num_threads) as pool:
-        rounds = list(pool.map(one_round, range(0, most, at_once)))
+        rounds = list(pool.map(one_round, starts))
     whole = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *rounds)
     return [
         jax.tree.map(lambda x, i=i, g=g: x[i, : len(g.keys)], whole)
@@ -97,7 +107,11 @@ def train(task: Family, num_steps: int, groups: Sequence[Runs]) -> list[Curves]:
 
 
 def _train_together(
-    task: Family, num_steps: int, data: Splits, groups: Sequence[Runs]
+    task: Family,
+    num_steps: int,
+    data: Splits,
+    groups: Sequence[Runs],
+    advance: Advance,
 ) -> Curves:
     """Train groups with equal numbers of runs.
 
@@ -111,10 +125,11 @@ def _train_together(
     stretches, length = [], stretch_length(num_steps)
     for _ in range(0, num_steps, length):
         state, curves = _stretch(system, length, data, thetas, state)
-        stretches.append(curves)
+        stretches.append(jax.device_get(curves))
+        advance(length / num_steps)
 
     def join(*x):
-        return np.concatenate(jax.device_get(x), axis=-1)
+        return np.concatenate(x, axis=-1)
 
     return jax.tree.map(join, *stretches)
 

@@ -2,7 +2,6 @@
 
 import functools
 import platform
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
@@ -24,8 +23,16 @@ from evaluation.training.batched import Curves, Runs, select_keys
 from evaluation.training.cache import Cache, name_of
 from evaluation.training.cached import train_cached
 from evaluation.training.costs import StepCost, Timer, prepare_gradient, prepare_update
-from evaluation.training.grid_search import METRICS, Metric, Tuned, tune
+from evaluation.training.grid_search import (
+    METRICS,
+    MOST_CONSTANT_RATES,
+    Metric,
+    Tuned,
+    num_grid_runs,
+    tune,
+)
 from evaluation.training.plan import REFERENCE, Bound, Contender, Plan, bind
+from evaluation.training.work import Work, work_per_run
 from lopt.base import LearnedOptimizer, Theta
 from lopt.errors import UserError, lookup
 from tasks.size import size
@@ -72,17 +79,12 @@ class CaseRuns(NamedTuple):
     gradient: StepCost | None = None
 
 
-def num_stages(num_cases: int, num_contenders: int) -> int:
-    """Number of calls that `train_cases` makes to `report`."""
-    return num_cases * (num_contenders + 3) + 1
-
-
 def train_cases(
     contenders: Mapping[str, Contender],
     cases: Sequence[Case],
     plan: Plan,
     cache: Cache,
-    report: Callable[[str], None] = lambda text: None,
+    report: Callable[[float, str], None] = lambda fraction, text: None,
 ) -> list[CaseRuns]:
     """Train every case with every contender and every baseline.
 
@@ -92,8 +94,8 @@ def train_cases(
         cases: Tasks and their horizons.
         plan: Seeds, baselines and names of tuned contenders.
         cache: Cache of results.
-        report: Callback with a short description of each completed stage. It may be
-            called from a worker thread.
+        report: Callback with the completed fraction of all work and a short description
+            of the current stage. It may be called from a worker thread.
 
     Returns:
         Results of each case, in the order of `cases`.
@@ -112,37 +114,51 @@ def train_cases(
     bound = {name: bind(contender) for name, contender in contenders.items()}
     for name in plan.tuned:  # Validate before anything is trained.
         tunable(name, *lookup("optimizer", name, bound)(1))
-    stop = threading.Event()
+    runs_per_case = sum(_num_runs(plan, len(bound)))
+    work = Work(runs_per_case * sum(map(work_per_run, cases)), report)
 
     def one(case: Case) -> CaseRuns:
-        def done(what: str) -> None:
-            if stop.is_set():
-                raise InterruptedError
-            report(f"{case.name}: {what}")
-
         now = {name: at(case.num_steps) for name, at in bound.items()}
-        return _run_case(now, case, plan, cache, done)
+        return _run_case(now, case, plan, cache, work)
 
     # Run two cases at a time: much of the work is compilation, which uses one core.
     pool = ThreadPoolExecutor(2)
     try:
         # Start the longest cases first, so that both threads finish at a similar time.
-        longest = sorted(range(len(cases)), key=lambda i: -_work(cases[i]))
+        longest = sorted(range(len(cases)), key=lambda i: -work_per_run(cases[i]))
         begun = {i: pool.submit(one, cases[i]) for i in longest}
         for done in wait(begun.values(), return_when=FIRST_EXCEPTION).done:
             done.result()
         found = [begun[i].result() for i in range(len(cases))]
-        return _with_costs(found, bound, cache, pool, report)
+        report(0.99, "measuring costs")
+        found = _with_costs(found, bound, cache, pool)
+        work.finish("done")
+        return found
     except BaseException:
-        # Threads finish and cache their current stage, but do not start another.
-        stop.set()
+        # Threads stop at the next test evaluation of their runs.
+        work.stop()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _work(case: Case) -> float:
-    return case.num_steps * np.nan_to_num(size(case.task).flops)
+class _NumRuns(NamedTuple):
+    """Number of runs of each stage of a case, in runs of the length of the case."""
+
+    untuned: int
+    tuning: int
+    judged: int
+    longer: int
+
+
+def _num_runs(plan: Plan, num_contenders: int) -> _NumRuns:
+    num_candidates = len({REFERENCE, *plan.baselines}) + len(plan.tuned)
+    return _NumRuns(
+        untuned=(num_contenders - len(plan.tuned)) * plan.num_seeds,
+        tuning=num_grid_runs(num_candidates, plan.num_tuning_seeds),
+        judged=num_candidates * len(METRICS) * plan.num_seeds,
+        longer=REFERENCE_EXTENSION * MOST_CONSTANT_RATES * plan.num_seeds,
+    )
 
 
 def _run_case(
@@ -150,24 +166,26 @@ def _run_case(
     case: Case,
     plan: Plan,
     cache: Cache,
-    done: Callable[[str], None],
+    work: Work,
 ) -> CaseRuns:
     task, num_steps = case.task, case.num_steps
+    num_runs = _num_runs(plan, len(bound))
     keys = plan.keys()
     methods: dict[str, Method] = {}
     untuned = {name: pair for name, pair in bound.items() if name not in plan.tuned}
     for name, (optimizer, theta) in untuned.items():
+        advance = work.stage(case, name, len(keys))
         (curves,) = train_cached(
-            task, num_steps, [_same(optimizer, theta, keys)], cache
+            task, num_steps, [_same(optimizer, theta, keys)], cache, advance
         )
         methods[name] = Method(dict.fromkeys(METRICS, curves), {})
-        done(name)
     names = dict.fromkeys([REFERENCE, *plan.baselines])
     candidates = [candidate(name) for name in names]
     candidates += [tunable(name, *bound[name]) for name in plan.tuned]
-    tuned = tune(case, candidates, plan.tuning_keys(), cache)
-    done("tuned baselines")
-    judged = train_cached(task, num_steps, [_judged(t, keys) for t in tuned], cache)
+    tuned = tune(case, candidates, plan.tuning_keys(), cache, work)
+    advance = work.stage(case, "tuned baselines", num_runs.judged)
+    groups = [_judged(t, keys) for t in tuned]
+    judged = train_cached(task, num_steps, groups, cache, advance)
     for t, curves in zip(tuned, judged, strict=True):
         parts = [
             Curves(*(np.split(x, len(METRICS))[i] for x in curves))
@@ -177,15 +195,12 @@ def _run_case(
             dict(zip(METRICS, parts, strict=True)),
             {metric: t.best(metric) for metric in METRICS},
         )
-    for name in plan.tuned:
-        done(name)
-    done("baselines")
     rates = tuned[0].constant_rates("final")
+    advance = work.stage(case, f"{REFERENCE} for longer", num_runs.longer)
     (curves,) = train_cached(
-        task, REFERENCE_EXTENSION * num_steps, [_longer(rates, keys)], cache
+        task, REFERENCE_EXTENSION * num_steps, [_longer(rates, keys)], cache, advance
     )
     losses = curves.train_loss.reshape(len(rates), -1, REFERENCE_EXTENSION * num_steps)
-    done(f"{REFERENCE} for longer")
     ordered = {name: methods[name] for name in (*bound, *names)}
     return CaseRuns(case, ordered, tuned, losses)
 
@@ -223,7 +238,6 @@ def _with_costs(
     bound: Mapping[str, Callable[[int], Bound]],
     cache: Cache,
     pool: ThreadPoolExecutor,
-    report: Callable[[str], None],
 ) -> list[CaseRuns]:
     """Add the costs of gradients and updates.
 
@@ -259,7 +273,6 @@ def _with_costs(
             names[name] = want(update, "update", sizes, optimizer)
         wanted.append(names)
     costs = _measure(requests, cache, pool)
-    report("costs")
     return [
         runs._replace(
             gradient=costs[names[""]],

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from evaluation.baselines import (
+    NUM_RATES,
     RATES_PER_DECADE,
     SCHEDULES,
     Candidate,
@@ -22,6 +23,7 @@ from evaluation.suites import Case
 from evaluation.training.batched import Curves, Runs, select_keys
 from evaluation.training.cache import Cache
 from evaluation.training.cached import train_cached
+from evaluation.training.work import Work
 
 Metric: TypeAlias = Literal["mean", "final"]
 METRICS: dict[Metric, Callable[[np.ndarray], np.ndarray]] = {
@@ -29,6 +31,8 @@ METRICS: dict[Metric, Callable[[np.ndarray], np.ndarray]] = {
     "final": final_losses,
 }
 _MOST_ROUNDS = 4
+MOST_CONSTANT_RATES = 2 * RATES_PER_DECADE
+"""Maximum number of rates of `Tuned.constant_rates`."""
 
 
 class Tuned(NamedTuple):
@@ -88,6 +92,7 @@ def tune(
     candidates: Sequence[Candidate],
     keys: Key[Array, " seeds"],
     cache: Cache,
+    work: Work,
 ) -> list[Tuned]:
     """Tune the learning rate and schedule of every candidate on a case.
 
@@ -96,6 +101,7 @@ def tune(
         candidates: Optimizers to tune.
         keys: Keys of the tuning runs, used for every setting.
         cache: Cache of results.
+        work: Progress of the evaluation, which plans for the initial grids.
 
     Returns:
         Tuning results in the order of `candidates`.
@@ -106,9 +112,14 @@ def tune(
     waiting, found = list(named), {}
     for num_rounds in range(1, _MOST_ROUNDS + 1):
         groups = [_grid(named[name], rates[name][-1], keys) for name in waiting]
-        for name, new in zip(
-            waiting, train_cached(case.task, case.num_steps, groups, cache), strict=True
-        ):
+        advance = work.stage(
+            case,
+            "tuning" if num_rounds == 1 else f"tuning, grid {num_rounds}",
+            num_grid_runs(len(waiting), len(keys)),
+            is_planned=num_rounds == 1,
+        )
+        grids = train_cached(case.task, case.num_steps, groups, cache, advance)
+        for name, new in zip(waiting, grids, strict=True):
             curves[name].append(new)
             found[name] = _tuned(
                 named[name], rates[name], curves[name], len(keys), num_rounds
@@ -120,6 +131,11 @@ def tune(
         if not waiting:
             break
     return [found[name] for name in named]
+
+
+def num_grid_runs(num_candidates: int, num_seeds: int) -> int:
+    """Number of runs of one grid of each candidate."""
+    return num_candidates * NUM_RATES * len(SCHEDULES) * num_seeds
 
 
 def _grid(candidate: Candidate, rates: np.ndarray, keys: Key[Array, " seeds"]) -> Runs:

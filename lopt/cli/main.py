@@ -112,7 +112,7 @@ def _run(arguments: Sequence[str]) -> int:
             raise
         complaint = (
             f"the package {error.name} must be installed; it was not found. "
-            "Try pip install 'lopt[train]'."
+            "Try pip install '.[train]' in a clone of lopt."
         )
     complain(f"lopt {name}: {complaint}")
     return 2

@@ -26,7 +26,8 @@ from meta_train.outer.outer_optimizer import (
 )
 from meta_train.outer.trainer import Trainer
 from tasks.base import Family, ParameterizedFamily, UnrolledSystem
-from tasks.zoo import ZOO, task_classes, unique_names
+from tasks.zoo import ZOO
+from tasks.zoo_queries import task_classes, unique_names
 
 CONFIG_FILE = "config.json"
 

@@ -9,7 +9,8 @@ from tasks import datasets
 from tasks.base import Family
 from tasks.datasets.text import EMBEDDED
 from tasks.size import size
-from tasks.zoo import ZOO, task_classes
+from tasks.zoo import ZOO
+from tasks.zoo_queries import task_classes
 
 _LARGEST = {"depth": 128, "seed": 2**32}
 _LARGEST_SIZE = 2**24

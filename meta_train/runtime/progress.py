@@ -13,6 +13,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -29,17 +30,19 @@ class ProgressReport:
     Without a terminal, `update` prints a line at most every ten seconds and at the end.
     """
 
-    def __init__(self, title: str, total: int, *, quiet: bool = False):
+    def __init__(self, title: str, total: int, *, unit: str = "", quiet: bool = False):
         """Initialize the report at 0 of `total` steps.
 
         Args:
             title: Label of the bar and prefix of the lines.
             total: Number of steps of the job.
+            unit: "%" to show the completed percentage instead of steps.
             quiet: Whether to suppress all output.
         """
         output: Any = FaultTolerantOutput(sys.stdout)
         self.console = Console(file=output, quiet=quiet)
-        self._title, self._total, self._first = title, total, 0
+        self._title, self._total, self._first = title, total, 0.0
+        self._unit = unit
         self._done, self._lock = 0, threading.Lock()
         self._start = time.monotonic()
         self._next_line = self._start + _SECONDS_BETWEEN_LINES
@@ -47,7 +50,7 @@ class ProgressReport:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            TaskProgressColumn() if unit else MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("ETA"),
             TimeRemainingColumn(),
@@ -95,7 +98,7 @@ class ProgressReport:
 
     def update(
         self,
-        done: int,
+        done: float,
         values: Mapping[str, float] | None = None,
         *,
         note: str = "",
@@ -118,4 +121,5 @@ class ProgressReport:
         self._next_line = now + _SECONDS_BETWEEN_LINES
         rate = (done - self._first) / (now - self._start)
         left = (self._total - done) / rate if rate > 0 else float("inf")
-        self.say(f"{self._title} {done}/{self._total}  {note}  ETA {left:.0f} s")
+        at = f"{done:.0f} {self._unit}" if self._unit else f"{done}/{self._total}"
+        self.say(f"{self._title} {at}  {note}  ETA {left:.0f} s")

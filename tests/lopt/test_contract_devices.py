@@ -81,7 +81,7 @@ def data_parallel(name):
 def largest_difference(found, expected):
     chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    off = lambda a, b: np.max(np.abs(np.asarray(a) - np.asarray(b)), initial=0.0)
+    off = lambda a, b: np.max(np.abs(np.subtract(a, b, dtype=float)), initial=0.0)
     return max(float(off(a, b)) for a, b in pairs)
 
 

@@ -21,7 +21,8 @@ from evaluation.training import batched as runs
 from evaluation.training.batched import Runs, train
 from evaluation.training.cache import Cache, name_of
 from evaluation.training.cached import train_cached
-from evaluation.training.grid_search import tune
+from evaluation.training.grid_search import num_grid_runs, tune
+from evaluation.training.work import Work, work_per_run
 from tasks.supervised.mlp import MLP
 from tasks.synthetic.quadratic import QuadraticFamily, RandomQuadratic
 
@@ -123,7 +124,13 @@ def test_the_grid_grows_until_the_best_is_inside(lowest, key, monkeypatch):
     kind = BASELINES["sgd"]._replace(lowest=lowest)
     monkeypatch.setitem(BASELINES, "sgd", kind)
     keys = jax.random.split(key, 2)
-    (tuned,) = tune(CASE, [candidate("sgd")], keys, Cache())
+    shares = []
+    work = Work(
+        num_grid_runs(1, 2) * work_per_run(CASE), lambda *x: shares.append(x[0])
+    )
+    (tuned,) = tune(CASE, [candidate("sgd")], keys, Cache(), work)
+    assert shares == sorted(shares)
+    assert shares[-1] > 0.98  # further grids are added to the planned work
     assert tuned.edges() == []
     assert (tuned.num_rounds > 1) == (lowest != -2.0)
     assert len(tuned.rates) == 10 * tuned.num_rounds
@@ -152,9 +159,9 @@ def test_results_are_kept_and_damaged_ones_made_again(tmp_path, key, monkeypatch
     asked = []
     computed = runs.train
 
-    def spy(task, num_steps, groups):
+    def spy(task, num_steps, groups, *rest):
         asked.append([g.optimizer.name for g in groups])
-        return computed(task, num_steps, groups)
+        return computed(task, num_steps, groups, *rest)
 
     monkeypatch.setattr(runs, "train", spy)
     again = train_cached(TASK, 10, groups, cache)

@@ -79,4 +79,4 @@ def test_a_missing_extra_is_named(monkeypatch, capsys):
     assert main(["show"]) == 2
     error = capsys.readouterr().err
     assert "the package tyro must be installed" in error
-    assert "pip install 'lopt[train]'" in error
+    assert "pip install '.[train]'" in error

@@ -21,7 +21,8 @@ from meta_train.outer.outer_optimizer import OuterAdam
 from meta_train.runtime.export import export_run, restore
 from meta_train.runtime.run import meta_train
 from tasks.systems.influence_balancing import InfluenceBalancing
-from tasks.zoo import ZOO, unique_names
+from tasks.zoo import ZOO
+from tasks.zoo_queries import unique_names
 
 TASKS = ("quadratic", "toy-regression", "quadratics")
 

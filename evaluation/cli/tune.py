@@ -43,7 +43,7 @@ class _Tune:
 
 def tune(arguments: Sequence[str]) -> int:
     """Run `lopt tune PRESET [--tuners NAME ...] [--num-episodes N]`."""
-    name, options = parse_preset(
+    name, config, options = parse_preset(
         "tune",
         arguments,
         _Tune,
@@ -52,11 +52,9 @@ def tune(arguments: Sequence[str]) -> int:
     )
     from evaluation.tuners.episodes import OuterProblem
     from evaluation.tuners.tuners import TUNERS, MetaTraining
-    from meta_train.config.preset_configs import CONFIGS
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
 
-    config = CONFIGS[name]
     if len(config.systems) != 1:
         raise UserError(
             f"`lopt tune` must be given a preset with one system; {name} has "

@@ -1,10 +1,11 @@
 """Entry point of the `lopt` command; subcommands are imported on demand."""
 
 import contextlib
-import importlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from lopt.cache_directory import cache_folder, make_private
 from lopt.cli.output import complain, drop_unwritten
@@ -52,6 +53,8 @@ COMMANDS = {
     ),
 }
 
+_PLUGINS = "lopt"  # group of entry points
+
 # Top-level modules that the extra `train` installs.
 _TRAIN_MODULES = {
     *("filelock", "importlib_resources", "matplotlib", "orbax", "PIL", "rich", "scipy"),
@@ -91,10 +94,14 @@ def _run(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     name, *rest = arguments
     try:
-        rest = _take_data_dir(rest)
+        directories, rest = _take_flag("--data-dir", rest)
+        files, rest = _take_flag("--code", rest)
+        if directories:
+            os.environ["LOPT_DATA_DIR"] = directories[-1]
         target, _ = lookup("command", name, COMMANDS)
         tune_cpu_compiler()
         _keep_programs()
+        _import_own_code(files)
         module, function = target.split(":")
         return getattr(importlib.import_module(module), function)(rest)
     except SystemExit as ended:  # tyro exits after `--help` and on invalid flags
@@ -118,19 +125,29 @@ def _run(arguments: Sequence[str]) -> int:
     return 2
 
 
-def _take_data_dir(arguments: Sequence[str]) -> list[str]:
-    """Remove the global flag `--data-dir` and set `LOPT_DATA_DIR` to its value."""
-    rest = list(arguments)
-    for i, word in enumerate(arguments):
+def _take_flag(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Remove a global flag; return its values and the other arguments."""
+    values, rest, words = [], [], iter(arguments)
+    for word in words:
         flag, equals, value = word.partition("=")
-        if flag in ("--data-dir", "--data_dir"):
-            value = value if equals else "".join(arguments[i + 1 : i + 2])
-            if not value:
-                raise UserError(f"`{flag}` must be followed by a directory; got none.")
-            os.environ["LOPT_DATA_DIR"] = value
-            del rest[i : i + (1 if equals else 2)]
-            break
-    return rest
+        if flag.replace("_", "-") != name:
+            rest.append(word)
+            continue
+        value = value if equals else next(words, "")
+        if not value:
+            raise UserError(f"`{flag}` must be followed by a path; got none.")
+        values.append(value)
+    return values, rest
+
+
+def _import_own_code(files: Sequence[str]) -> None:
+    """Import the plugins of installed packages and the files of `--code`."""
+    if not files and not importlib.metadata.entry_points(group=_PLUGINS):
+        return  # Most commands start without importing JAX.
+    own_code = importlib.import_module("meta_train.config.own_code")
+    own_code.import_plugins()
+    for file in files:
+        own_code.import_file(Path(file))
 
 
 _CPU_OPTIONS = {
@@ -185,6 +202,7 @@ def _usage() -> str:
         *(f"  {name:<12}{help_}" for name, (_, help_) in COMMANDS.items()),
         "",
         "`lopt COMMAND --help` lists the flags. Every command takes --data-dir, where",
-        "datasets are; LOPT_DATA_DIR by default, or else the directory of TFDS.",
+        "datasets are; LOPT_DATA_DIR by default, or else the directory of TFDS. --code",
+        "FILE.py registers the tasks, optimizers and estimators of a file of yours.",
     ]
     return "\n".join(lines)

@@ -38,7 +38,7 @@ class _Estimators:
 
 def estimators(arguments: Sequence[str]) -> int:
     """Run `lopt estimators PRESET [--lengths 1 10 100]`."""
-    name, options = parse_preset(
+    name, config, options = parse_preset(
         "estimators",
         arguments,
         _Estimators,
@@ -48,12 +48,10 @@ def estimators(arguments: Sequence[str]) -> int:
 
     from meta_train.analysis import estimator_report
     from meta_train.analysis.diagnostics import candidates, diagnose
-    from meta_train.config.preset_configs import CONFIGS
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
 
     out = options.out or Path("runs/estimators") / name
-    config = CONFIGS[name]
     system = config.make_trainer().systems[0]
     data = system.load()
     key_theta, key = jax.random.split(jax.random.key(options.seed))

@@ -1,79 +1,98 @@
 """Command line of `lopt meta-train`."""
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
-from typing import get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from lopt.errors import lookup
-from meta_train.config.presets import PRESETS, listing
-from meta_train.core.measures import Measure
+from lopt.errors import UserError
+from meta_train.cli.components import parse_components
 
-_META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
-                       [--outer-optimizer NAME] [--tasks NAME [NAME ...]]
-                       [--augment NAME [NAME ...]]
-                       [--measure train-loss|validation-loss|validation-error]
-                       [--distributed auto|on|off] [--coordinator-address HOST:PORT]
-                       [--num-processes N] [--process-id I] [--join-seconds S]
-                       [--flags]
+if TYPE_CHECKING:
+    from meta_train.config.config import MetaTrainConfig
 
-`lopt meta-train PRESET --help` lists the flags, `lopt tasks` the names.
-
-presets:"""
+_DESCRIPTION = """{} Parts by name come first: --tasks NAME [NAME ...], --optimizer NAME,
+--estimator NAME, --outer-optimizer NAME, --augment NAME [NAME ...], --measure
+train-loss|validation-loss|validation-error; FILE.py:CLASS names a class of a file.
+Without a preset or tasks, --run-dir DIR resumes a run, and --extend N continues it for N
+more outer updates. On several hosts: --distributed auto|on|off,
+--coordinator-address HOST:PORT, --num-processes N, --process-id I; docs/pods.md."""
 
 
 def meta_train(arguments: Sequence[str]) -> int:
-    """Run `lopt meta-train PRESET [--flags]`."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"{_META_TRAIN}\n{listing()}")
-        return 0 if arguments else 2
-    name, *rest = arguments
-    preset = lookup("preset", name, PRESETS)
-    # The flags of the config depend on the chosen components: parse these first.
-    parts = argparse.ArgumentParser(
-        prog=f"lopt meta-train {name}", add_help=False, allow_abbrev=False
-    )
-    parts.add_argument("--estimator")
-    parts.add_argument("--optimizer")
-    parts.add_argument("--outer-optimizer")
-    parts.add_argument("--tasks", nargs="+", default=())
-    parts.add_argument("--augment", nargs="+", default=())
-    parts.add_argument("--measure", choices=get_args(Measure))
+    """Run `lopt meta-train [PRESET] [--flags]`."""
+    launch, rest = _parse_launch(arguments)
+    existing, extend = _existing_run(rest)
+    config = existing if existing is not None else _new_config(rest)
+    from meta_train.devices import distributed
+    from meta_train.runtime import cpu_devices
+    from meta_train.runtime.run import meta_train as run
+
+    distributed.start(distributed.Launch(**launch))
+    cpu_devices.split_over_cores(config.systems, config.estimator.population_size)
+    run(config, extend=extend)
+    return 0
+
+
+def _parse_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Split off the flags of runs on several hosts."""
     hosts = argparse.ArgumentParser(
-        prog=f"lopt meta-train {name}", add_help=False, allow_abbrev=False
+        prog="lopt meta-train", add_help=False, allow_abbrev=False
     )
     hosts.add_argument("--distributed", choices=("auto", "on", "off"), default="auto")
     hosts.add_argument("--coordinator-address")
     hosts.add_argument("--num-processes", type=int)
     hosts.add_argument("--process-id", type=int)
     hosts.add_argument("--join-seconds", type=float, default=30.0)
-    launched, rest = hosts.parse_known_args(rest)
-    chosen, flags = parts.parse_known_args(rest)
-    if not chosen.tasks and not any(flag.startswith("--systems") for flag in flags):
-        preset.check_prepared(flags)
-    from meta_train.config.config import MetaTrainConfig
-    from meta_train.config.preset_configs import CONFIGS, compose
-    from meta_train.devices import distributed
-    from meta_train.runtime import cpu_devices
-    from meta_train.runtime.run import meta_train as run
+    launched, rest = hosts.parse_known_args(arguments)
+    return vars(launched), rest
 
-    launch = distributed.Launch(**vars(launched))
-    config = tyro.cli(
-        MetaTrainConfig,
-        default=compose(CONFIGS[name], **vars(chosen)),
-        args=flags,
-        prog=f"lopt meta-train {name}",
-        description=(
-            f"{preset.description} Other parts by name come first: --estimator NAME, "
-            "--optimizer NAME, --outer-optimizer NAME, --tasks NAME [NAME ...], "
-            "--augment NAME [NAME ...], "
-            "--measure train-loss|validation-loss|validation-error. On several hosts: "
-            "--distributed auto|on|off, --coordinator-address HOST:PORT, "
-            "--num-processes N, --process-id I; docs/pods.md."
-        ),
+
+def _existing_run(
+    arguments: Sequence[str],
+) -> tuple["MetaTrainConfig | None", bool]:
+    """Configuration of the run to resume, if only its directory is given.
+
+    Returns:
+        The configuration, or `None` for a new one, and whether it is an extension.
+    """
+    parser = argparse.ArgumentParser(
+        prog="lopt meta-train", add_help=False, allow_abbrev=False
     )
-    distributed.start(launch)
-    cpu_devices.split_over_cores(config.systems, config.estimator.population_size)
-    run(config)
-    return 0
+    parser.add_argument("--run-dir", "--run_dir", type=Path)
+    parser.add_argument("--extend", type=int)
+    chosen, others = parser.parse_known_args(arguments)
+    if chosen.run_dir is None or others:
+        if chosen.extend is not None:
+            raise UserError(
+                "--extend continues a run with its own configuration, so it takes only "
+                f"--run-dir; got {' '.join(arguments)}. Try lopt meta-train --run-dir "
+                f"DIR --extend {chosen.extend}."
+            )
+        return None, False
+    if chosen.extend is not None and chosen.extend < 1:
+        raise UserError(f"--extend must be at least 1; got {chosen.extend}. Try 1000.")
+    from meta_train.config.config import read_config
+
+    config = read_config(chosen.run_dir)
+    if chosen.extend is None:
+        return config, False
+    num_outer_steps = config.num_outer_steps + chosen.extend
+    return dataclasses.replace(config, num_outer_steps=num_outer_steps), True
+
+
+def _new_config(arguments: Sequence[str]) -> "MetaTrainConfig":
+    """Configuration from a preset or tasks, other parts by name, and flags."""
+    components, flags = parse_components("meta-train", arguments)
+    from meta_train.config.config import MetaTrainConfig
+
+    return tyro.cli(
+        MetaTrainConfig,
+        default=components.config(),
+        args=flags,
+        prog=f"lopt meta-train {components.preset or ''}".strip(),
+        description=_DESCRIPTION.format(components.description).replace("\n", " "),
+    )

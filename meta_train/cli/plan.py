@@ -33,7 +33,7 @@ class _PlanOptions:
 
 def plan(arguments: Sequence[str]) -> int:
     """Run `lopt plan PRESET --topology v5e:16x16 [--num-pairs N]`."""
-    name, options = parse_preset(
+    name, config, options = parse_preset(
         "plan",
         arguments,
         _PlanOptions,
@@ -45,7 +45,6 @@ def plan(arguments: Sequence[str]) -> int:
     import jax
 
     from meta_train.analysis import resource_plan as planning
-    from meta_train.config.preset_configs import CONFIGS
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
 
@@ -57,7 +56,6 @@ def plan(arguments: Sequence[str]) -> int:
         raise UserError(f"--num-pairs must be at least 1; got {num_pairs}. Try 64.")
     out = options.out or Path("runs/plan") / name
     check_writable(out, flag="--out")
-    config = CONFIGS[name]
     config = replace(config, estimator=config.estimator.resized(num_pairs))
     trainer = config.make_trainer()
     with ProgressReport("planning", 3) as progress:

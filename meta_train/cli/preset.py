@@ -1,20 +1,22 @@
-"""Shared parsing of commands with a preset: `lopt COMMAND PRESET [--flags]`."""
+"""Shared parsing of commands on a configuration: `lopt COMMAND [PRESET] [--flags]`."""
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import tyro
 
-from lopt.errors import lookup
-from meta_train.config.presets import PRESETS, listing
+from meta_train.cli.components import parse_components
+
+if TYPE_CHECKING:
+    from meta_train.config.config import MetaTrainConfig
 
 Options = TypeVar("Options")
 
 
 def parse_preset(
     command: str, arguments: Sequence[str], options: type[Options], description: str
-) -> tuple[str, Options]:
-    """Parse the name of a preset and the flags of a command.
+) -> tuple[str, "MetaTrainConfig", Options]:
+    """Parse a preset, other parts by name and the flags of a command.
 
     Args:
         command: Name of the command.
@@ -23,18 +25,13 @@ def parse_preset(
         description: Description in the help of the command.
 
     Returns:
-        Name of the preset and parsed options.
+        Name of the preset or of the first task, composed configuration and parsed
+        options.
 
     Raises:
-        SystemExit: After printing the usage, if no preset or ``--help`` is given.
+        SystemExit: After printing the usage, if neither a preset nor tasks are given.
     """
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: lopt {command} PRESET [--flags]\n\npresets:\n{listing()}")
-        print(f"\n`lopt {command} PRESET --help` lists the flags.")
-        raise SystemExit(0 if arguments else 2)
-    name, *flags = arguments
-    preset = lookup("preset", name, PRESETS)
-    prog = f"lopt {command} {name}"
+    components, flags = parse_components(command, arguments)
+    prog = f"lopt {command} {components.preset or ''}".strip()
     chosen = tyro.cli(options, args=flags, prog=prog, description=description)
-    preset.check_prepared(flags)
-    return name, chosen
+    return components.name, components.config(), chosen

@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
+
+import tyro
 
 from lopt.errors import UserError, lookup, one_line
 from lopt.files.atomic import write_atomically
@@ -15,6 +17,7 @@ from lopt.files.json_file import read_object
 from lopt.kernels.prepare import Kernels
 from lopt.registry import OPTIMIZERS
 from meta_train.config.described import check_sizes
+from meta_train.config.own_code import SourceFile, import_recorded
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES, Objective
 from meta_train.core.truncation import Truncation
@@ -63,6 +66,9 @@ class MetaTrainConfig:
     """Held-out tasks of the zoo, by name, to evaluate theta on during meta-training."""
     select: Literal["last", "best"] = "last"
     """Theta to export: the last, or the one with the lowest validation loss."""
+    init: str = ""
+    """Exported file, or name of a shipped optimizer, whose theta the run starts from;
+    by default, theta is initialized by the optimizer."""
     seed: int = 0
     """Random seed of the run, in [0, 2**32)."""
     run_dir: Path = Path("runs/default")
@@ -94,6 +100,8 @@ class MetaTrainConfig:
     online with an API key and offline without."""
     wandb_project: str = "lopt"
     """Weights & Biases project."""
+    sources: Annotated[tuple[SourceFile, ...], tyro.conf.Suppress] = ()
+    """Files of the user that define tasks, optimizers or estimators of the run."""
 
     def __post_init__(self):
         _check_shared_theta(self.systems)
@@ -249,7 +257,7 @@ def _types() -> dict[str, type]:
 
     Called for each file, so that classes registered at run time are included.
     """
-    ours = (MetaTrainConfig, InnerTraining, Truncation)
+    ours = (MetaTrainConfig, InnerTraining, Truncation, SourceFile)
     named = {kind.__name__: kind for kind in ours}
     return {
         **OPTIMIZERS,
@@ -260,7 +268,12 @@ def _types() -> dict[str, type]:
     }
 
 
-def write_config(config: MetaTrainConfig, say: Callable[[str], None] = print) -> None:
+def write_config(
+    config: MetaTrainConfig,
+    say: Callable[[str], None] = print,
+    *,
+    extend: bool = False,
+) -> None:
     """Write `config` to its run directory atomically.
 
     A damaged or missing file of a run that has begun is replaced, which is reported
@@ -269,7 +282,7 @@ def write_config(config: MetaTrainConfig, say: Callable[[str], None] = print) ->
     Raises:
         UserError: If the directory contains a run with a different configuration.
             Operational fields may differ. The population size may differ if
-            `config.resize` is set.
+            `config.resize` is set, and `num_outer_steps` if `extend` is.
     """
     path = config.run_dir / CONFIG_FILE
     new = to_dict(config)
@@ -283,6 +296,8 @@ def write_config(config: MetaTrainConfig, say: Callable[[str], None] = print) ->
         sizes = [line for line in changed if line.startswith(size)]
         if config.resize:
             changed = [line for line in changed if line not in sizes]
+        if extend:
+            changed = [x for x in changed if not x.startswith("num_outer_steps:")]
         if changed:
             also = ", or --resize to change its population" if changed == sizes else ""
             raise UserError(
@@ -302,6 +317,12 @@ def read_config(run_dir: Path) -> MetaTrainConfig:
     described.pop("run_dir", None)  # The directory may have been moved since.
     try:
         check_sizes(described)
+        sources = from_dict(described.get("sources", []), _types())
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {one_line(error)}") from error
+    for source in sources:
+        import_recorded(source)
+    try:
         config = from_dict(described, _types())
         if not isinstance(config, MetaTrainConfig):
             raise UserError(f"it describes a {type(config).__name__}")

@@ -31,6 +31,23 @@ from tasks.zoo import AUGMENTATIONS, ZOO
 _SMALL_MLP = PerParameterMLP(width=8, second_moment_decays=(0.999,))
 
 
+def without_preset(tasks: Sequence[str]) -> MetaTrainConfig:
+    """Configuration for named tasks, without a preset: that of `demo` for longer.
+
+    Systems other than inner training have losses of any sign, without a logarithm, and
+    are not trained by an optimizer.
+    """
+    problems = [lookup("task", name, ZOO).problem for name in tasks]
+    is_inner = all(isinstance(problem, Family) for problem in problems)
+    return dataclasses.replace(
+        CONFIGS["demo"],
+        objective=CONFIGS["demo"].objective if is_inner else "mean",
+        num_outer_steps=1_000,
+        evaluate_every_steps=100,
+        run_dir=Path("runs") / tasks[0],
+    )
+
+
 def compose(
     config: MetaTrainConfig,
     *,

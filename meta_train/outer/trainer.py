@@ -107,20 +107,36 @@ class Trainer:
             theta = jax.eval_shape(system.init_theta, jax.random.key(0))
             Compatibility(system, d, theta).check(self.estimator)
 
-    def init(self, data: tuple[Data, ...], seed: int) -> OuterState:
-        """Initialize the state and place it on the devices."""
+    def init(
+        self, data: tuple[Data, ...], seed: int, theta: Theta | None = None
+    ) -> OuterState:
+        """Initialize the state and place it on the devices.
+
+        Args:
+            data: Output of `load`.
+            seed: Seed of the run.
+            theta: Initial theta; that of the first system by default.
+        """
         key = sharding.replicate(jax.random.key(seed))
+        theta = initial_theta(self.systems[0], seed) if theta is None else theta
         with jax.set_mesh(sharding.mesh()):
-            return self._init(data, key).placed()
+            return self._init(data, key, sharding.replicate(theta)).placed()
 
     def shapes(self, data: tuple[Data, ...]) -> OuterState:
         """Compute the shapes and dtypes of the state by abstract evaluation."""
-        return jax.eval_shape(lambda: self._init(data, jax.random.key(0)))
+
+        def init():
+            return self._init(
+                data, jax.random.key(0), initial_theta(self.systems[0], 0)
+            )
+
+        return jax.eval_shape(init)
 
     @functools.partial(jax.jit, static_argnums=0)
-    def _init(self, data: tuple[Data, ...], key: PRNGKeyArray) -> OuterState:
-        key_theta, key_init = _init_keys(key)
-        theta = self.systems[0].init_theta(key_theta)
+    def _init(
+        self, data: tuple[Data, ...], key: PRNGKeyArray, theta: Theta
+    ) -> OuterState:
+        key_init = _init_keys(key)[1]
         populations = tuple(
             self.estimator.init(system, d, theta, jax.random.fold_in(key_init, i))
             for i, (system, d) in enumerate(zip(self.systems, data, strict=True))

@@ -12,6 +12,7 @@ from meta_train.config.config import MetaTrainConfig, read_config
 from meta_train.core.inner_training import InnerTraining
 from meta_train.outer.trainer import Best, OuterState, initial_theta
 from meta_train.runtime.checkpoint import Checkpoints
+from meta_train.runtime.start import start_theta
 
 OPTIMIZER_FILE = "optimizer.safetensors"
 CHECKPOINTS_DIR = "checkpoints"
@@ -49,6 +50,8 @@ def export(config: MetaTrainConfig, state: OuterState, path: Path) -> Path:
         "system_weights": list(config.system_weights) or [1.0] * len(config.systems),
         "num_outer_steps": int(state.step),
         "seed": config.seed,
+        "init": config.init,
+        "sources": to_dict(config.sources),
         "kernels": config.kernels,
     }
     if config.validation_tasks:
@@ -77,7 +80,10 @@ def check_trained(config: MetaTrainConfig, state: OuterState) -> None:
     Raises:
         UserError: If no update has changed theta, or if it is not finite.
     """
-    initial = initial_theta(config.systems[0], config.seed)
+    try:
+        initial = start_theta(config)
+    except UserError:  # The file of `config.init` is gone: theta was trained elsewhere.
+        initial = initial_theta(config.systems[0], config.seed)
     leaves = jax.tree.leaves(state.theta)
     if not all(bool(jnp.isfinite(x).all()) for x in leaves):
         raise UserError(

@@ -35,7 +35,9 @@ from meta_train.runtime.metrics import (
 )
 from meta_train.runtime.plot import draw
 from meta_train.runtime.progress import ProgressReport
+from meta_train.runtime.provenance import record_provenance
 from meta_train.runtime.run_directory import check_writable, lock_run_directory
+from meta_train.runtime.start import start_event, start_theta
 from meta_train.runtime.stop_request import StopRequest
 from tasks.base import Data, Theta
 
@@ -56,7 +58,9 @@ class MetaTrainResult(NamedTuple):
     export: Path | None
 
 
-def meta_train(config: MetaTrainConfig, *, quiet: bool = False) -> MetaTrainResult:
+def meta_train(
+    config: MetaTrainConfig, *, extend: bool = False, quiet: bool = False
+) -> MetaTrainResult:
     """Run or resume meta-training until the last outer step or a stop request.
 
     Collective: every process of a run calls this function. Process 0 prints and writes
@@ -64,13 +68,16 @@ def meta_train(config: MetaTrainConfig, *, quiet: bool = False) -> MetaTrainResu
 
     Args:
         config: Configuration of the run, which also names its directory.
+        extend: Whether the directory may hold a run of fewer outer updates, which
+            continues. Schedules of the outer optimizer are stretched to the new number
+            of updates.
         quiet: Whether to print nothing and to draw no figure.
 
     Returns:
         The final theta and the metrics of the whole run.
     """
     with distributed.ending_together(config.run_dir):
-        state, path = _meta_train(config, quiet)
+        state, path = _meta_train(config, extend, quiet)
         # JAX aborts processes that wait for others at exit for more than a few seconds,
         # while process 0 exports and draws.
         distributed.all_gather_text("")
@@ -82,7 +89,9 @@ def meta_train(config: MetaTrainConfig, *, quiet: bool = False) -> MetaTrainResu
     )
 
 
-def _meta_train(config: MetaTrainConfig, quiet: bool) -> tuple[OuterState, Path | None]:
+def _meta_train(
+    config: MetaTrainConfig, extend: bool, quiet: bool
+) -> tuple[OuterState, Path | None]:
     distributed.check_alike({**to_dict(config), "run_dir": None})
     trainer, data, first = config.make_trainer(), (), distributed.is_first()
 
@@ -91,6 +100,8 @@ def _meta_train(config: MetaTrainConfig, quiet: bool) -> tuple[OuterState, Path 
         sharding.check(trainer.estimator.population_size, jax.device_count())
         data = trainer.load()
         trainer.check(data)
+        if config.init and not (config.run_dir / CHECKPOINTS_DIR).exists():
+            start_theta(config)  # Report errors before anything is written.
         check_writable(config.run_dir, flag="--run-dir")
 
     distributed.run_collectively(prepare)
@@ -108,18 +119,29 @@ def _meta_train(config: MetaTrainConfig, quiet: bool) -> tuple[OuterState, Path 
         )
         config = resolve_kernels(config, progress.say)
         distributed.run_collectively(
-            lambda: write_config(config, progress.say), first_only=True
+            lambda: write_config(config, progress.say, extend=extend), first_only=True
         )
         stop = stack.enter_context(StopRequest(progress.say))
-        state = trainer.init(data, config.seed)
+        checkpoints = Checkpoints(config.run_dir / CHECKPOINTS_DIR, progress.say)
+        stack.callback(checkpoints.close)
+        checkpoints.check_restart(asked=config.restart)
+        is_new = checkpoints.latest is None
+        events = [start_event(config)] if config.init and is_new else []
+        if extend and not is_new:
+            events.append(f"extended to {config.num_outer_steps} outer updates")
+        distributed.run_collectively(
+            lambda: record_provenance(
+                config.run_dir, config.names, data, events, progress.say
+            ),
+            first_only=True,
+        )
+        theta = start_theta(config) if is_new else None
+        state = trainer.init(data, config.seed, theta)
         if jax.process_count() > 1:
             program = trainer.lowered_run(data, state)
             digest = hashlib.sha256(program.encode()).hexdigest()
             distributed.check_equal("the program of the run", digest)
-        checkpoints = Checkpoints(config.run_dir / CHECKPOINTS_DIR, progress.say)
-        stack.callback(checkpoints.close)
-        checkpoints.check_restart(asked=config.restart)
-        if checkpoints.latest is not None:
+        if not is_new:
             state = resume(trainer, data, state, checkpoints, progress.say)
         log = None
         if first:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lopt.errors import UserError, lookup
 from meta_train.config.described import task_from_card
 from tasks import datasets
 from tasks.base import Family, ParameterizedFamily
@@ -100,6 +101,30 @@ SUITES: dict[str, tuple[Case, ...]] = {
         for name, num_steps in _HELD_OUT_STEPS.items()
     ),
 }
+
+
+def cases_of_tasks(names: Sequence[str], num_steps: int) -> tuple[Case, ...]:
+    """Make a case of each named task.
+
+    Args:
+        names: Names in the zoo.
+        num_steps: Horizon of tasks that are in no suite; others have the horizon of the
+            first suite that contains them.
+
+    Raises:
+        UserError: If a name is unknown, or a task cannot be trained by an optimizer.
+    """
+    known = {case.name: case for suite in SUITES.values() for case in reversed(suite)}
+    cases = []
+    for name in dict.fromkeys(names):
+        task = lookup("task", name, ZOO).problem
+        if not isinstance(task, Family) or isinstance(task, ParameterizedFamily):
+            raise UserError(
+                f"a task must be trained by an optimizer alone; {name} is not. "
+                "Try another task of `lopt tasks`."
+            )
+        cases.append(known.get(name, Case(name, task, num_steps, "named")))
+    return tuple(cases)
 
 
 _MOST_TASKS, _LONGEST = 100, 10**7  # of a card, which may come from anywhere

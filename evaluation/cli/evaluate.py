@@ -15,6 +15,10 @@ class _Evaluate:
     shipped optimizers (`lopt show` lists them)."""
     suite: str = "quick"
     """Suite of held-out tasks; quick needs no download."""
+    tasks: tuple[str, ...] = ()
+    """Evaluate on these tasks instead of a suite; `lopt tasks` lists the names."""
+    num_steps: int = 200
+    """Horizon of --tasks that are in no suite."""
     out: Path | None = None
     """Output directory for the report, figures and results. Default: evaluation/ in the
     first run directory or next to the first file; runs/NAME/evaluation for a shipped
@@ -54,16 +58,18 @@ def evaluate(arguments: Sequence[str]) -> int:
     from evaluation.baselines import BASELINES
     from evaluation.cli.summary import print_summary
     from evaluation.report.write import write_report
-    from evaluation.suites import SUITES
+    from evaluation.suites import SUITES, cases_of_tasks
     from evaluation.training.cache import Cache
     from lopt.cache_directory import cache_folder
     from lopt.errors import UserError, lookup
     from lopt.pretrained import list_pretrained, resolve
     from meta_train.config.config import read_config
+    from meta_train.config.own_code import class_name
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
 
     lookup("suite", options.suite, SUITES)
+    names = [class_name(name) for name in options.tasks]
     if not options.sources:
         raise UserError(
             "`lopt evaluate` must be given a run directory or an exported file; got "
@@ -84,7 +90,7 @@ def evaluate(arguments: Sequence[str]) -> int:
         try:
             results = evaluate(
                 _files(sources, out),
-                options.suite,
+                cases_of_tasks(names, options.num_steps) if names else options.suite,
                 num_seeds=options.num_seeds,
                 num_tuning_seeds=options.num_tuning_seeds,
                 max_steps=options.max_steps,

@@ -21,7 +21,8 @@ COMMANDS = {
         "Export the learned optimizer of a run.",
     ),
     "show": ("lopt.cli.show:show", "Show the card of an exported optimizer."),
-    "plot": ("meta_train.cli.plot:plot", "Plot the metrics of a run."),
+    "plot": ("meta_train.cli.plot:plot", "Plot the metrics of one or more runs."),
+    "runs": ("meta_train.cli.runs:runs", "List runs with their state and losses."),
     "evaluate": (
         "evaluation.cli.evaluate:evaluate",
         "Compare optimizers with tuned baselines on held-out tasks.",

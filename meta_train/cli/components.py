@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 USAGE = """[PRESET] [--tasks NAME [NAME ...]] [--optimizer NAME]
     [--estimator NAME] [--outer-optimizer NAME] [--augment NAME [NAME ...]]
     [--measure train-loss|validation-loss|validation-error]"""
-_HELP = """PRESET or --tasks is required. `lopt tasks` lists the names; FILE.py:CLASS names a
-class in a file of yours.
+_HELP = """PRESET or --tasks is required. `lopt tasks` lists the names. FILE.py:CLASS is
+a class in a file of yours.
 
 presets:"""
 

@@ -14,17 +14,19 @@ from meta_train.cli.components import parse_components
 if TYPE_CHECKING:
     from meta_train.config.config import MetaTrainConfig
 
-_DESCRIPTION = """{} Parts by name come first: --tasks NAME [NAME ...], --optimizer NAME,
---estimator NAME, --outer-optimizer NAME, --augment NAME [NAME ...], --measure
-train-loss|validation-loss|validation-error; FILE.py:CLASS names a class of a file.
-Without a preset or tasks, --run-dir DIR resumes a run, and --extend N continues it for N
-more outer updates. On several hosts: --distributed auto|on|off,
---coordinator-address HOST:PORT, --num-processes N, --process-id I; docs/pods.md."""
+_DESCRIPTION = """{} Parts by name come first: --tasks NAME [NAME ...],
+--optimizer NAME, --estimator NAME, --outer-optimizer NAME, --augment NAME [NAME ...],
+--measure train-loss|validation-loss|validation-error; FILE.py:CLASS is a class in a file.
+Without a preset or tasks, --run-dir DIR resumes a run, and --extend N continues it for
+N more outer updates. --seeds S [S ...] runs several seeds, in RUN_DIR/seed-S. On several
+hosts: --distributed auto|on|off, --coordinator-address HOST:PORT, --num-processes N,
+--process-id I; docs/pods.md."""
 
 
 def meta_train(arguments: Sequence[str]) -> int:
     """Run `lopt meta-train [PRESET] [--flags]`."""
     launch, rest = _parse_launch(arguments)
+    seeds = launch.pop("seeds")
     existing, extend = _existing_run(rest)
     config = existing if existing is not None else _new_config(rest)
     from meta_train.devices import distributed
@@ -33,12 +35,34 @@ def meta_train(arguments: Sequence[str]) -> int:
 
     distributed.start(distributed.Launch(**launch))
     cpu_devices.split_over_cores(config.systems, config.estimator.population_size)
-    run(config, extend=extend)
+    if seeds is None:
+        run(config, extend=extend)
+        return 0
+    _run_seeds(config, seeds)
     return 0
 
 
+def _run_seeds(config: "MetaTrainConfig", seeds: Sequence[int]) -> None:
+    """Run or resume a configuration with several seeds, which share one program."""
+    from meta_train.devices import distributed
+    from meta_train.runtime.overlay import draw_seeds
+    from meta_train.runtime.run import meta_train as run
+
+    configs = [
+        dataclasses.replace(config, seed=seed, run_dir=config.run_dir / f"seed-{seed}")
+        for seed in dict.fromkeys(seeds)
+    ]
+    for each in configs:
+        if run(each).num_outer_steps < config.num_outer_steps:
+            return  # stopped by a signal
+    if distributed.is_first():
+        figure = config.run_dir / "seeds.png"
+        run_dirs = [each.run_dir for each in configs]
+        print(f"Figure: {draw_seeds(config.run_dir.name, run_dirs, figure)}")
+
+
 def _parse_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Split off the flags of runs on several hosts."""
+    """Split off the flags of runs on several hosts, and `--seeds`."""
     hosts = argparse.ArgumentParser(
         prog="lopt meta-train", add_help=False, allow_abbrev=False
     )
@@ -47,6 +71,7 @@ def _parse_launch(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     hosts.add_argument("--num-processes", type=int)
     hosts.add_argument("--process-id", type=int)
     hosts.add_argument("--join-seconds", type=float, default=30.0)
+    hosts.add_argument("--seeds", type=int, nargs="+")
     launched, rest = hosts.parse_known_args(arguments)
     return vars(launched), rest
 

@@ -52,3 +52,15 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Check whether the run in `run_dir` is active: a process holds its lock."""
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

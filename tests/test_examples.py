@@ -34,6 +34,25 @@ def test_two_processes_on_one_machine(tmp_path):
     assert (tmp_path / "run" / "optimizer.safetensors").exists()
 
 
+@pytest.mark.slow
+def test_code_of_ones_own_from_the_command_line(tmp_path):
+    commands = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    run_dir = tmp_path / "runs" / "own"
+    done = subprocess.run(
+        ["bash", EXAMPLES / "own_code.sh", run_dir],
+        env=command_environment(PATH=commands, JAX_PLATFORMS="cpu"),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "own" in done.stdout.splitlines()[-1]
+    for file in ("own.safetensors", "progress.png", "evaluation/report.html"):
+        assert (run_dir / file).exists()
+    card = lopt.read_card(tmp_path / "runs" / "own-quadratic" / "optimizer.safetensors")
+    assert card["init"] == str(run_dir / "own.safetensors")
+
+
 def run_example(name, *arguments):
     """Run an example; return its output, its initial loss and its final loss."""
     done = subprocess.run(

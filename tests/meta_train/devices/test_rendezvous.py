@@ -78,3 +78,21 @@ def test_a_port_in_use_is_named(address):
         first, other = run(address, (2, 0), (2, 1), seconds=0.3)
     assert "must be able to listen" in first
     assert "another program uses the port" in other
+
+
+def test_a_process_that_was_killed_while_waiting_may_join_again(address):
+    found = []
+    host = threading.Thread(
+        target=lambda: found.append(run(address, (3, 0), seconds=10))
+    )
+    host.start()
+    place = address.split(":")
+    while True:
+        with contextlib.suppress(OSError):
+            killed = socket.create_connection((place[0], int(place[1])))
+            break
+    killed.sendall(b'{"id": 1, "num": 3}\n')
+    killed.close()
+    assert run(address, (3, 1), (3, 2), seconds=10) == [None, None]
+    host.join()
+    assert found == [[None]]

@@ -12,10 +12,14 @@ from tests.conftest import command_environment
 
 
 class Broken(io.StringIO):
-    """Terminal that has hung up."""
+    """Terminal that hangs up."""
+
+    has_hung_up = True
 
     def write(self, text):
-        raise OSError(5, "Input/output error")
+        if self.has_hung_up:
+            raise OSError(5, "Input/output error")
+        return len(text)
 
     def isatty(self):
         return True
@@ -32,10 +36,12 @@ def test_a_terminal_that_hangs_up_below_a_progress_bar_is_reported_once(
     capsys, monkeypatch
 ):
     # The bar redirects standard error to the terminal.
-    monkeypatch.setattr("sys.stdout", Broken())
+    terminal = Broken()
+    terminal.has_hung_up = False
+    monkeypatch.setattr("sys.stdout", terminal)
     with ProgressReport("run", 10) as progress:
         assert progress.console.is_terminal
-        progress.update(5)
+        terminal.has_hung_up = True
         progress.say("text")
     assert capsys.readouterr().err.count("cannot be written") == 1
 

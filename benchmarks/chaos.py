@@ -38,18 +38,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="lopt-chaos-") as name:
         folder = Path(name)
         seconds = 60 * options.minutes
-        startup, rate = _measure(folder / "rate", min(10.0, seconds / 5))
+        rate = _measure_rate(folder / "rate", min(10.0, seconds / 5))
         num_steps = max(100, int(rate * seconds * _EFFICIENCY))
-        print(
-            f"{num_steps} outer steps; start-up {startup:.0f} s; seed {options.seed}",
-            flush=True,
-        )
+        print(f"{num_steps} outer steps; seed {options.seed}", flush=True)
         with _disk(folder / "disk") as is_small:
             reference = start_run(folder / "undisturbed", num_steps, folder / "log")
             try:
                 chaos = Chaos(folder / "disk", num_steps, options.seed, is_small)
-                # Most faults come after the start of the run, some during it.
-                chaos.run(seconds, longest_wait=min(3 * startup, seconds / 6))
+                chaos.run(seconds)
                 print("waiting for the undisturbed run", flush=True)
                 reference.wait()
             finally:
@@ -68,28 +64,21 @@ def main() -> int:
     return int(bool(problems))
 
 
-def _measure(run_dir: Path, seconds: float) -> tuple[float, float]:
-    """Measure the seconds that a run takes to start, and its outer updates per second.
-
-    Args:
-        run_dir: Directory of a run that is killed after the measurement.
-        seconds: Duration of the measurement of the rate.
-    """
+def _measure_rate(run_dir: Path, seconds: float) -> float:
+    """Measure the outer updates per second of a run, for `seconds`, and kill it."""
     metrics, log = run_dir / "metrics.jsonl", run_dir.with_suffix(".log")
-    start = time.monotonic()
     process = start_run(run_dir, 10**7, log)
     try:
         while (num := len(read_metrics(metrics))) < 10:
             if process.poll() is not None:
                 raise SystemExit(log.read_text())
             time.sleep(0.1)
-        middle = time.monotonic()
+        start = time.monotonic()
         time.sleep(seconds)
     finally:
         process.kill()
         process.wait()
-    rate = (len(read_metrics(metrics)) - num) / (time.monotonic() - middle)
-    return middle - start, rate
+    return (len(read_metrics(metrics)) - num) / (time.monotonic() - start)
 
 
 @contextlib.contextmanager

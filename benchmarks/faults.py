@@ -19,7 +19,9 @@ _RUN = (
     *("--log-every-steps=1", "--evaluate-every-steps=200", "--wandb=offline"),
     *("--checkpoint-every-steps=50", "--checkpoint-every-minutes=0.1"),
 )
-_SECONDS_TO_EXIT = 120.0
+_SECONDS_TO_EXIT = 600.0
+_SECONDS_TO_ADVANCE = 300.0
+_SHARE_AT_START = 0.25  # of the faults, at most five seconds after the start
 _MANIFEST = "sha256.json"
 
 
@@ -60,22 +62,17 @@ class Chaos:
         else:
             print("no tmpfs can be mounted: the fault `disk full` is left out")
 
-    def run(self, seconds: float, *, longest_wait: float) -> None:
-        """Inject faults until the run ends.
-
-        Args:
-            seconds: Time after which there are no more faults.
-            longest_wait: Longest time between two faults, in seconds.
-        """
+    def run(self, seconds: float) -> None:
+        """Inject faults until the run ends, but none after `seconds`."""
         end = time.monotonic() + seconds
         with ProgressReport("chaos", self._num_steps) as progress:
             self._launch()
             try:
                 while not self._is_complete():
-                    wait = self._random.uniform(0.3, longest_wait)
-                    if time.monotonic() + wait > end:
-                        wait = 10.0
-                    self._wait(wait)
+                    if time.monotonic() < end:
+                        self._wait_for_fault()
+                    else:
+                        self._wait(10.0)
                     num = sum(self._counts.values())
                     progress.update(self._newest_step(), note=f"{num} faults")
                     if self._process.poll() is not None:
@@ -85,6 +82,18 @@ class Chaos:
             finally:
                 self._process.kill()
                 self._output.kill()
+
+    def _wait_for_fault(self) -> None:
+        """Wait for a random time, as a rule until the run has advanced."""
+        if self._random.random() < _SHARE_AT_START:
+            self._wait(self._random.uniform(0.3, 5.0))
+            return
+        give_up = time.monotonic() + _SECONDS_TO_ADVANCE
+        while self._newest_step() <= self._first_step and time.monotonic() < give_up:
+            self._wait(0.2)
+            if self._process.poll() is not None:
+                return
+        self._wait(self._random.uniform(0.0, 10.0))
 
     def print_table(self) -> None:
         """Print the number of injected faults and of starts."""
@@ -107,6 +116,7 @@ class Chaos:
         self._output.stdin.close()  # The run has a copy.
         # Without room for its last checkpoint, a run exits with 2.
         self._met_full_disk = (self._folder / "filler").exists()
+        self._first_step = self._newest_step()
         self._num_starts += 1
 
     def _relaunch(self, allowed: set[int]) -> None:

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from lopt.errors import UserError
+from meta_train.devices import rendezvous
 from meta_train.devices.rendezvous import meet
 
 
@@ -51,6 +52,19 @@ def test_missing_processes_are_named_to_all(address):
     first, joined = run(address, (4, 0), (4, 2))
     for message in (first, joined):
         assert "process 1, 3 did not" in message
+
+
+@pytest.mark.parametrize(
+    ("process_id", "text"),
+    [(0, "Waiting for 2 of 3 processes: process 1, 2"), (1, "Waiting for process 0")],
+)
+def test_a_process_that_waits_says_for_whom(process_id, text, address, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_SECONDS_BEFORE_A_WORD", 0.0)
+    said = []
+    with pytest.raises(UserError):
+        meet(address, 3, process_id, 0.5, said.append)
+    assert len(said) == 1
+    assert said[0].startswith(text)
 
 
 def test_a_process_without_a_coordinator_gives_up(address):

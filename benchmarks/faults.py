@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from meta_train.runtime.progress import ProgressReport
 
@@ -242,7 +243,7 @@ class Chaos:
 
 
 def start_run(
-    run_dir: Path, num_steps: int, errors: Path, output: object = subprocess.DEVNULL
+    run_dir: Path, num_steps: int, errors: Path, output: Any = subprocess.DEVNULL
 ) -> subprocess.Popen:
     command = [sys.executable, "-m", "lopt", *_RUN, f"--num-outer-steps={num_steps}"]
     with errors.open("wb") as file:

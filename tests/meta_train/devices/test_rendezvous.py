@@ -94,19 +94,39 @@ def test_a_port_in_use_is_named(address):
     assert "another program uses the port" in other
 
 
-def test_a_process_that_was_killed_while_waiting_may_join_again(address):
+@pytest.fixture
+def join_and_leave(address):
+    """Function that joins as process 1 of 3 and exits, once process 0 listens."""
+    host, port = address.split(":")
+
+    def join():
+        while True:
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection((host, int(port)))
+                break
+        connection.sendall(b'{"id": 1, "num": 3}\n')
+        connection.close()
+
+    return join
+
+
+def test_a_process_that_was_killed_while_waiting_may_join_again(
+    address, join_and_leave
+):
     found = []
     host = threading.Thread(
-        target=lambda: found.append(run(address, (3, 0), seconds=10))
+        target=lambda: found.extend(run(address, (3, 0), seconds=10))
     )
     host.start()
-    place = address.split(":")
-    while True:
-        with contextlib.suppress(OSError):
-            killed = socket.create_connection((place[0], int(place[1])))
-            break
-    killed.sendall(b'{"id": 1, "num": 3}\n')
-    killed.close()
+    join_and_leave()
     assert run(address, (3, 1), (3, 2), seconds=10) == [None, None]
     host.join()
-    assert found == [[None]]
+    assert found == [None]
+
+
+def test_a_process_that_was_killed_while_waiting_is_missing(address, join_and_leave):
+    killed = threading.Thread(target=join_and_leave)
+    killed.start()
+    (message,) = run(address, (3, 0))
+    killed.join()
+    assert "process 1, 2 did not" in message

@@ -84,7 +84,7 @@ def test_commands_in_the_documentation_are_valid(command, tmp_path, monkeypatch,
     arguments = [{"N": "2", "I": "0"}.get(word, word) for word in arguments]
     with (
         mock.patch.dict(os.environ, JAX_NUM_CPU_DEVICES="1"),
-        mock.patch("meta_train.devices.distributed.start"),
+        mock.patch("meta_train.devices.launch.start"),
         mock.patch("evaluation.cli.evaluate._files", return_value={}),
         mock.patch("meta_train.config.presets.Preset.check_prepared"),
         mock.patch(WORK[name], side_effect=ReachedError),

@@ -24,7 +24,7 @@ from lopt.kernels import native
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from meta_train.config.config import read_config, write_config
 from meta_train.config.preset_configs import CONFIGS
-from meta_train.devices.distributed import Launch
+from meta_train.devices.launch import Launch
 from tasks import datasets
 from tasks.datasets.images import _check_features
 from tasks.prepared import DataError, read_file

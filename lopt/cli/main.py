@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from lopt.cache_directory import cache_folder, make_private
-from lopt.cli.output import complain, drop_unwritten
+from lopt.cli.output import complain, drop_unwritten, open_standard_streams
 from lopt.errors import UserError, lookup, one_line
 
 COMMANDS = {
@@ -66,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 2 for a `UserError` or invalid arguments, 130 after Ctrl-C, 141
         if the reader of a pipe has exited, otherwise that of the command.
     """
+    open_standard_streams()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

@@ -52,11 +52,11 @@ def meta_train(arguments: Sequence[str]) -> int:
         preset.check_prepared(flags)
     from meta_train.config.config import MetaTrainConfig
     from meta_train.config.preset_configs import CONFIGS, compose
-    from meta_train.devices import distributed
+    from meta_train.devices.launch import Launch, start
     from meta_train.runtime import cpu_devices
     from meta_train.runtime.run import meta_train as run
 
-    launch = distributed.Launch(**vars(launched))
+    launch = Launch(**vars(launched))
     config = tyro.cli(
         MetaTrainConfig,
         default=compose(CONFIGS[name], **vars(chosen)),
@@ -70,7 +70,7 @@ def meta_train(arguments: Sequence[str]) -> int:
             "--num-processes N, --process-id I; docs/pods.md."
         ),
     )
-    distributed.start(launch)
+    start(launch)
     cpu_devices.split_over_cores(config.systems, config.estimator.population_size)
     run(config)
     return 0

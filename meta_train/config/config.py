@@ -282,7 +282,8 @@ def write_config(config: MetaTrainConfig, say: Callable[[str], None] = print) ->
                 + "\nTry another --run-dir, or the flags of that run to resume it"
                 + f"{also}."
             )
-    write_atomically(path, json.dumps(new, indent=2) + "\n")
+    if new != old:  # A run resumes even if the disk is full.
+        write_atomically(path, json.dumps(new, indent=2) + "\n")
 
 
 def read_config(run_dir: Path) -> MetaTrainConfig:

@@ -122,7 +122,8 @@ def restore(config: MetaTrainConfig) -> OuterState:
     try:
         if checkpoints.latest is None:
             raise UserError(
-                f"{run_dir} has no checkpoint yet. Run `lopt meta-train` on it first."
+                f"{run_dir} must have a valid checkpoint; it has none. Run "
+                "`lopt meta-train` on it first."
             )
         trainer = config.make_trainer()
         # The checkpoint may have been written on a different number of devices.

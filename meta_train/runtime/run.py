@@ -92,14 +92,17 @@ def _meta_train(config: MetaTrainConfig) -> None:
             *(config, trainer, data, checkpoints, log, progress, stop, health)
         )
         state = loop.run(state)
-        if health.num_faulty:
-            raise UserError(health.complaint(checkpoints.latest))
-        checkpoints.save_last(state)
         step = int(state.step)
-        if step < config.num_outer_steps:
+        is_complete = step == config.num_outer_steps
+        if health.num_faulty and (is_complete or health.is_over):
+            raise UserError(health.complaint(checkpoints.latest))
+        loop.save_last(state)
+        if not is_complete:
+            saved = checkpoints.latest
+            how = "nothing good to save" if saved is None else f"saved at step {saved}"
             progress.say(
-                f"Stopped by {stop.name} and saved at step {step} of "
-                f"{config.num_outer_steps}; the same command resumes."
+                f"Stopped by {stop.name} and {how} of {config.num_outer_steps}; the "
+                "same command resumes."
             )
         elif exportable(config) and first:
             check_trained(config, state)

@@ -47,7 +47,7 @@ class Chaos:
         self._folder, self._num_steps = folder, num_steps
         self._random = random.Random(seed)
         self._counts, self._num_starts, self._codes = Counter(), 0, Counter()
-        self._damaged = set[Path]()
+        self._damaged, self._next = set[Path](), list[str]()
         self._faults: dict[str, Callable[[], bool]] = {
             "kill -9": lambda: self._signal(signal.SIGKILL),
             "SIGTERM": lambda: self._signal(signal.SIGTERM),
@@ -136,7 +136,10 @@ class Chaos:
             self._process.wait(seconds)
 
     def _inject(self) -> None:
-        name = self._random.choice(list(self._faults))
+        """Inject the next fault of a random order that has each fault equally often."""
+        if not self._next:
+            self._next = self._random.sample(list(self._faults), len(self._faults))
+        name = self._next.pop()
         if self._faults[name]():
             self._counts[name] += 1
 

@@ -21,6 +21,7 @@ _RUN = (
     *("--checkpoint-every-steps=50", "--checkpoint-every-minutes=0.1"),
 )
 _SECONDS_TO_EXIT = 600.0
+_LEAST_FAULTS = 3
 _SECONDS_TO_ADVANCE = 300.0
 _SHARE_AT_START = 0.25  # of the faults, at most five seconds after the start
 _MANIFEST = "sha256.json"
@@ -47,7 +48,7 @@ class Chaos:
         self._folder, self._num_steps = folder, num_steps
         self._random = random.Random(seed)
         self._counts, self._num_starts, self._codes = Counter(), 0, Counter()
-        self._damaged = set[Path]()
+        self._damaged, self._next = set[Path](), list[str]()
         self._faults: dict[str, Callable[[], bool]] = {
             "kill -9": lambda: self._signal(signal.SIGKILL),
             "SIGTERM": lambda: self._signal(signal.SIGTERM),
@@ -64,28 +65,37 @@ class Chaos:
             print("no tmpfs can be mounted: the fault `disk full` is left out")
 
     def run(self, seconds: float) -> None:
-        """Inject faults until the run ends, but none after `seconds`."""
+        """Inject faults for `seconds`, and at least three, until the run ends."""
         end = time.monotonic() + seconds
+
+        def is_calm():
+            enough = sum(self._counts.values()) >= _LEAST_FAULTS
+            return enough and time.monotonic() > end
+
         with ProgressReport("chaos", self._num_steps) as progress:
             self._launch()
             try:
                 while not self._is_complete():
-                    if time.monotonic() < end:
-                        self._wait_for_fault()
-                    else:
+                    if is_calm():
                         self._wait(10.0)
+                    else:
+                        self._wait_for_fault(min(10.0, seconds / 20))
                     num = sum(self._counts.values())
                     progress.update(self._newest_step(), note=f"{num} faults")
                     if self._process.poll() is not None:
                         self._relaunch({0})
-                    elif time.monotonic() < end:
+                    elif not is_calm():
                         self._inject()
             finally:
                 self._process.kill()
                 self._output.kill()
 
-    def _wait_for_fault(self) -> None:
-        """Wait for a random time, as a rule until the run has advanced."""
+    def _wait_for_fault(self, longest: float) -> None:
+        """Wait for a random time, as a rule until the run has advanced.
+
+        Args:
+            longest: Longest time to wait after that, in seconds.
+        """
         if self._random.random() < _SHARE_AT_START:
             self._wait(self._random.uniform(0.3, 5.0))
             return
@@ -94,7 +104,7 @@ class Chaos:
             self._wait(0.2)
             if self._process.poll() is not None:
                 return
-        self._wait(self._random.uniform(0.0, 10.0))
+        self._wait(self._random.uniform(0.0, longest))
 
     def print_table(self) -> None:
         """Print the number of injected faults and of starts."""
@@ -136,7 +146,10 @@ class Chaos:
             self._process.wait(seconds)
 
     def _inject(self) -> None:
-        name = self._random.choice(list(self._faults))
+        """Inject the next fault of a random order that has each fault equally often."""
+        if not self._next:
+            self._next = self._random.sample(list(self._faults), len(self._faults))
+        name = self._next.pop()
         if self._faults[name]():
             self._counts[name] += 1
 

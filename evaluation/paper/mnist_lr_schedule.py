@@ -29,14 +29,14 @@ class MnistLrSchedule(Experiment):
     name = "mnist-lr-schedule"
     figure = "figure 6 (a) and (b)"
     claim = (
-        "ES is biased and PES finds the right schedule, for K = 10 and K = 100, for the "
-        "training loss and for the validation accuracy."
+        "ES is biased and PES finds the right schedule, for K = 10 and K = 100, for "
+        "the training loss and for the validation accuracy."
     )
     shows = "Surfaces over initial rate and decay, with trajectories of ES and PES."
     differs = (
-        "The start and the ranges of the surface are ours. At the scale small: 784-16-16-"
-        "10 MLP, batches of 32, T = Q = 500, eight pairs; no grid search over the outer "
-        "learning rate."
+        "The start and the ranges of the surface are ours, and there is no grid search "
+        "over the outer learning rate (0.03). At the scale small: 784-16-16-10 MLP, "
+        "batches of 32, T = Q = 500, eight pairs."
     )
     scales: ClassVar = {
         "smoke": {

@@ -29,14 +29,13 @@ class Telescoping(Experiment):
     name = "telescoping"
     figure = "appendix C"
     claim = (
-        "Telescoping for the final loss finds another exponential schedule than the one "
-        "that minimizes the sum of losses."
+        "Telescoping for the final loss finds another exponential schedule than the "
+        "one that minimizes the sum of losses."
     )
     shows = "Surface of the final training loss over the two rates, with a trajectory."
     differs = (
-        "Perturbations and outer optimizer are not in the paper: std 0.3, Adam 0.03. The "
-        "final loss is of one batch for each episode, as in the paper. At the scale "
-        "small: 784-16-16-10 MLP, batches of 32, T = 500, N = 20."
+        "Perturbations and outer optimizer are not in the paper: std 0.3, Adam 0.03. "
+        "At the scale small: 784-16-16-10 MLP, batches of 32, T = 500, N = 20."
     )
     scales: ClassVar = {
         "smoke": {

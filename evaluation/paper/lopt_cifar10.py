@@ -13,13 +13,13 @@ class LoptCifar10(LoptMnist):
     name = "lopt-cifar10"
     figure = "figure 4"
     differs = (
-        f"{LoptMnist.differs} The width of the MLP is 8 then. CIFAR-10 may come from JPEG "
-        "files, if those were prepared."
+        f"{LoptMnist.differs} The width of the MLP is 8 then. CIFAR-10 may come from "
+        "JPEG files, if those were prepared."
     )
     scales: ClassVar = {
         **LoptMnist.scales,
         "small": {**LoptMnist.scales["small"], "width": 8},
     }
-    minutes: ClassVar = {"smoke": 0.4, "small": 12, "paper": 300_000}
+    minutes: ClassVar = {"smoke": 0.4, "small": 12, "paper": 180_000}
 
     dataset: str = "cifar10"

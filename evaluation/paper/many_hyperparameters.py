@@ -1,5 +1,6 @@
 """29 hyperparameters of an MLP on Fashion-MNIST, figure 7."""
 
+import functools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,7 +10,8 @@ from scipy.special import logit
 from typing_extensions import override
 
 from evaluation.paper import looks
-from evaluation.paper.experiment import Experiment, Job, conclude, training
+from evaluation.paper.experiment import Experiment, conclude
+from evaluation.paper.jobs import ES_AND_PES, training
 from evaluation.paper.records import is_lower, spread
 from evaluation.tuners.episodes import OuterProblem
 from evaluation.tuners.judge import judge
@@ -17,11 +19,9 @@ from evaluation.tuners.tuners import TUNERS
 from lopt.optimizers.classical import LearnedMomentum
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation
-from meta_train.estimators import PES, TruncatedES
 from meta_train.outer.outer_optimizer import OuterAdam
 from tasks.families.masked_mlp import MaskedMLP
 
-KINDS = {"PES": PES, "ES": TruncatedES}
 SEARCHES = {"random search": "random", "TPE": "tpe", "Hyperband": "hyperband"}
 
 
@@ -34,19 +34,16 @@ class ManyHyperparameters(Experiment):
     claim = "PES ends below ES and random search at equal numbers of inner steps."
     shows = "Best meta-objective so far over inner steps, mean and range of four seeds."
     differs = (
-        "The last active unit of a layer has a fractional mask. TPE and Hyperband "
-        "(Optuna) are added, in the box of the random search. At the scale small: at "
-        "most 32 units, batches of 32, T = 200, 100,000 inner steps."
+        "The last active unit of a layer has a fractional mask. TPE and Hyperband are "
+        "added, in the box of the random search. At the scale small: at most 32 units, "
+        "batches of 32, T = 200, 100,000 inner steps."
     )
     scales: ClassVar = {
         "smoke": {
             **{"num_seeds": 1, "dataset": "digits", "width": 4, "batch_size": 8},
-            **{"horizon": 20, "num_inner_steps": 800, "num_points": 1},
+            **{"horizon": 20, "num_steps": 800},
         },
-        "small": {
-            **{"width": 32, "batch_size": 32, "horizon": 200, "num_points": 8},
-            "num_inner_steps": 100_000,
-        },
+        "small": {"width": 32, "batch_size": 32, "horizon": 200, "num_steps": 100_000},
         "paper": {},
     }
     minutes: ClassVar = {"smoke": 0.5, "small": 10, "paper": 3_000}
@@ -57,84 +54,64 @@ class ManyHyperparameters(Experiment):
     width: int = 100
     batch_size: int = 100
     horizon: int = 1_000
-    length: int = 10
     num_pairs: int = 5
     std: float = 0.3
     learning_rate: float = 1e-2
-    num_inner_steps: int = 5_000_000
-    num_points: int = 20
+    num_steps: int = 5_000_000
 
     @property
     def _system(self):
-        task = MaskedMLP(
-            self.dataset, batch_size=self.batch_size, width=self.width, depth=5
-        )
         ranges = {"lr_range": (1e-4, 1e-2), "decay_range": (0.01, 0.9)}
-        return InnerTraining(
-            task, LearnedMomentum(num_blocks=12, **ranges), "validation-loss"
-        )
+        sizes = {"batch_size": self.batch_size, "width": self.width, "depth": 5}
+        task = MaskedMLP(self.dataset, **sizes)
+        momentum = LearnedMomentum(num_blocks=12, **ranges)
+        return InnerTraining(task, momentum, "validation-loss")
 
     @override
     def jobs(self):
-        window = Truncation(self.length, self.horizon)
-        configs = {}
-        for name, kind in KINDS.items():
+        window, configs = Truncation(10, self.horizon), {}
+        for name, kind in ES_AND_PES.items():
             estimator = kind(window, num_pairs=self.num_pairs, std=self.std)
-            configs[name] = training(
-                self._system,
-                estimator,
-                OuterAdam(self.learning_rate, clip=None),
-                int(self.num_inner_steps / estimator.num_inner_steps),
-                num_points=self.num_points,
-                num_evaluation_runs=10,
-            )
-        searches = [
-            Job(f"{name}/seed-{seed}", lambda t=tuner, s=seed: self._search(t, s))
-            for name, tuner in SEARCHES.items()
-            for seed in range(self.num_seeds)
-        ]
-        return [*self.runs(configs), *searches]
+            num = int(self.num_steps / estimator.num_inner_steps)
+            optimizer, points = OuterAdam(self.learning_rate, clip=None), (8, 10)
+            configs[name] = training(self._system, estimator, optimizer, num, *points)
+        jobs = self.runs(configs)
+        for name, tuner in SEARCHES.items():
+            jobs += self.repeats(name, functools.partial(self._search, tuner))
+        return jobs
 
     def _search(self, tuner, seed):
         # In the order of the flattened theta: rates, momenta, units.
-        low = (np.log(1e-8),) * 12 + (logit(0.01),) * 17
-        high = (np.log(10.0),) * 12 + (logit(0.999),) * 17
-        box = {"low": tuple(map(float, low)), "high": tuple(map(float, high))}
-        problem = OuterProblem(self._system, self.horizon, **box)
+        low = (float(np.log(1e-8)),) * 12 + (float(logit(0.01)),) * 17
+        high = (float(np.log(10.0)),) * 12 + (float(logit(0.999)),) * 17
+        problem = OuterProblem(self._system, self.horizon, low=low, high=high)
         data, key = problem.system.load(), jax.random.key(0)
-        found = TUNERS[tuner].search(problem, data, self.num_inner_steps, seed)
-        return judge(problem, data, list(found), 10, key, num_points=self.num_points)
+        found = TUNERS[tuner].search(problem, data, self.num_steps, seed)
+        return judge(problem, data, list(found), 10, key)
 
     def _curves(self, results, name):
-        """Inner steps and the best meta-loss so far of each seed."""
-        if name in KINDS:
-            steps = results.curve(name, "inner_steps")[1][0]
-            losses = results.curve(name)[1]
-        else:
-            steps = np.asarray(results.of(name)[0]["num_steps"], float)
-            losses = np.asarray([found["losses"] for found in results.of(name)], float)
-        return steps, np.minimum.accumulate(np.nan_to_num(losses, nan=np.inf), axis=1)
+        found, keys = results.of(name), ("num_steps", "losses")
+        if name in ES_AND_PES:
+            found, keys = [f["metrics"] for f in found], ("inner_steps", "meta_loss")
+        steps, losses = (np.asarray([f[k] for f in found], float) for k in keys)
+        losses = np.nan_to_num(losses, nan=np.inf)
+        return steps[0], np.minimum.accumulate(losses, axis=1)
 
     @override
     def check(self, results):
-        names = [*KINDS, *SEARCHES]
-        ends = {name: self._curves(results, name)[1][:, -1] for name in names}
-        return conclude(
-            [(f"PES ends at {spread(ends['PES'])}", True)]
-            + [
-                (
-                    f"below {name}, {spread(ends[name])}",
-                    is_lower(ends["PES"], ends[name]),
-                )
-                for name in ("ES", "random search")
-            ]
-            + [(f"{n} {spread(ends[n])}", True) for n in ("TPE", "Hyperband")]
-        )
+        ends = {name: self._curves(results, name)[1][:, -1] for name in self.methods}
+        pes = ends.pop("PES")
+        parts = [
+            (f"PES {spread(pes)} below {n} {spread(ends[n])}", is_lower(pes, ends[n]))
+            for n in ("ES", "random search")
+        ]
+        parts += [(f"{n} {spread(ends[n])}", True) for n in ("TPE", "Hyperband")]
+        return conclude(parts)
 
     @override
     def draw(self, results):
         figure, (axis,) = looks.axes(1, size=5.2)
-        for name in (*KINDS, *SEARCHES):
+        for name in self.methods:
             steps, losses = self._curves(results, name)
             looks.curve(axis, steps, losses, looks.look(name), name)
         axis.set(xlabel="inner steps of all particles", ylabel="best meta-objective")

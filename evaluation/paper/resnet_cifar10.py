@@ -7,16 +7,14 @@ import numpy as np
 from typing_extensions import override
 
 from evaluation.paper import looks
-from evaluation.paper.experiment import Experiment, conclude, training
+from evaluation.paper.experiment import Experiment, conclude
+from evaluation.paper.jobs import ES_AND_PES, training
 from evaluation.paper.records import is_lower, spread
 from lopt.optimizers.classical import LearnedMomentum
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation
-from meta_train.estimators import PES, TruncatedES
 from meta_train.outer.outer_optimizer import OuterAdam
 from tasks.supervised.convolutional import MyrtleResNet
-
-KINDS = {"PES": PES, "ES": TruncatedES}
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,8 @@ class ResnetCifar10(Experiment):
     shows = "Learning rate and momentum, tuned by ES and PES."
     differs = (
         "Group norm instead of batch norm. Start, standard deviation (0.1) and outer "
-        "optimizer are ours. CIFAR-10 may come from JPEG files, if those were prepared. "
-        "At the scale small: 4 to 32 channels, batches of 16, T = 100, 40 updates."
+        "optimizer are ours. CIFAR-10 may come from JPEG files, if prepared so. At the "
+        "scale small: 4 to 32 channels, batches of 16, T = 100, 40 updates."
     )
     scales: ClassVar = {
         "smoke": {
@@ -44,7 +42,7 @@ class ResnetCifar10(Experiment):
         },
         "paper": {},
     }
-    minutes: ClassVar = {"smoke": 0.5, "small": 12, "paper": 3_000_000}
+    minutes: ClassVar = {"smoke": 0.5, "small": 12, "paper": 100_000}
 
     dataset: str = "cifar10"
     width: int = 32
@@ -75,14 +73,14 @@ class ResnetCifar10(Experiment):
                     num_points=self.num_points,
                     num_evaluation_runs=self.num_runs,
                 )
-                for name, kind in KINDS.items()
+                for name, kind in ES_AND_PES.items()
             }
         )
 
     @override
     def check(self, results):
         start = results.curve("PES")[1][:, 0]
-        ends = {name: results.final(name) for name in KINDS}
+        ends = {name: results.final(name) for name in ES_AND_PES}
         shown = ", ".join(f"{name} {spread(end)}" for name, end in ends.items())
         return conclude(
             [
@@ -94,9 +92,9 @@ class ResnetCifar10(Experiment):
     @override
     def draw(self, results):
         figure, panels = looks.axes(3)
-        looks.curves(panels[0], results, list(KINDS))
+        looks.curves(panels[0], results, list(ES_AND_PES))
         panels[0].set_ylabel("mean validation loss")
-        for name in KINDS:
+        for name in ES_AND_PES:
             style = looks.look(name)
             steps, rates = results.curve(name, "theta/log_lr")
             looks.curve(panels[1], steps, np.exp(rates), style, name)

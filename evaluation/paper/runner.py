@@ -88,7 +88,6 @@ def reproduce(
         found[job.name] = record["value"]
         seconds += record["seconds"]
     outcome = _conclude(experiment, scale, Records(found), seconds, directory)
-    jax.clear_caches()  # Programs of other experiments are not needed any more.
     return outcome
 
 

@@ -7,19 +7,16 @@ import numpy as np
 from typing_extensions import override
 
 from evaluation.paper import looks
-from evaluation.paper.experiment import Experiment, conclude, training
+from evaluation.paper.experiment import Experiment, conclude
+from evaluation.paper.jobs import training
 from evaluation.paper.records import is_lower, spread
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES, AugmentedRandomSearch, FullES, TruncatedES
 from meta_train.outer.outer_optimizer import OuterSGD
 from tasks.systems.swimmer import Swimmer as SwimmerSystem
 
-KINDS = {
-    "PES": PES,
-    "ES": TruncatedES,
-    "full ES": FullES,
-    "ARS V1": AugmentedRandomSearch,
-}
+KINDS = {"PES": PES, "ES": TruncatedES, "full ES": FullES}
+KINDS["ARS V1"] = AugmentedRandomSearch
 
 
 @dataclass(frozen=True)
@@ -37,13 +34,12 @@ class Swimmer(Experiment):
         "Swimmer-v5 instead of v2. The standard deviation is 0.1; learning rates are "
         "chosen per method from the given ones, by the reward at the end (the paper "
         "searches a grid of both). Truncated ES counts its third, unperturbed unroll. "
-        "At the scale small: 3 seeds, 5 evaluation episodes, 400,000 steps."
+        "Small: 3 seeds, 5 evaluation episodes, 400,000 steps."
     )
     scales: ClassVar = {
         "smoke": {
-            **{"num_seeds": 1, "horizon": 20, "length": 10, "num_pairs": 2},
-            **{"num_environment_steps": 80, "learning_rates": (0.1,), "num_runs": 1},
-            **{"num_points": 1},
+            **{"num_seeds": 1, "horizon": 20, "length": 10, "num_points": 1},
+            **{"num_environment_steps": 400, "learning_rates": (0.1,), "num_runs": 1},
         },
         "small": {
             **{"num_seeds": 3, "num_environment_steps": 400_000, "num_runs": 5},
@@ -70,9 +66,8 @@ class Swimmer(Experiment):
         configs = {}
         for rate in self.learning_rates:
             for name, kind in KINDS.items():
-                estimator = kind(
-                    window, num_pairs=self.num_pairs, std=self.std, normalize="loss"
-                )
+                fields = {"num_pairs": self.num_pairs, "std": self.std}
+                estimator = kind(window, **fields, normalize="loss")
                 # The step of ARS is not divided by twice the standard deviation.
                 scale = 1 / (2 * self.std) if name == "ARS V1" else 1.0
                 configs[f"{name}/rate-{rate:g}"] = training(
@@ -87,8 +82,7 @@ class Swimmer(Experiment):
 
     def _rewards(self, results, name):
         """Environment steps and rewards of an episode, at the best learning rate."""
-        methods = [f"{name}/rate-{rate:g}" for rate in self.learning_rates]
-        best = min(methods, key=lambda method: results.final(method).mean())
+        best = results.best(f"{name}/rate-{rate:g}" for rate in self.learning_rates)
         steps = results.curve(best, "inner_steps")[1][0]
         return steps, -self.horizon * results.curve(best)[1], best
 
@@ -100,14 +94,11 @@ class Swimmer(Experiment):
             f"{name} {spread(ends[name])} ({found[name][2].partition('/')[2]})"
             for name in KINDS
         )
-        # Mean reward over all environment steps: how high, and how early.
         areas = {
             name: np.trapezoid(rewards, steps, axis=1) / steps[-1]
             for name, (steps, rewards, _) in found.items()
         }
-        early = (
-            f"mean over the run {spread(areas['PES'])} and {spread(areas['full ES'])}"
-        )
+        early = f"mean {spread(areas['PES'])} and {spread(areas['full ES'])}"
         near = bool(ends["PES"].mean() > 0.9 * ends["full ES"].mean())
         return conclude(
             [

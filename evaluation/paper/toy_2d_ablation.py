@@ -7,7 +7,8 @@ import numpy as np
 from typing_extensions import override
 
 from evaluation.paper import looks
-from evaluation.paper.experiment import Experiment, conclude, training
+from evaluation.paper.experiment import Experiment, conclude
+from evaluation.paper.jobs import training
 from evaluation.paper.records import first_below, spread
 from evaluation.paper.toy_2d import SYSTEM
 from meta_train.core.truncation import Truncation
@@ -21,9 +22,7 @@ class Toy2DAblation(Experiment):
 
     name = "toy-2d-ablation"
     figure = "appendix G, sensitivity (a) and (b)"
-    claim = (
-        "Shorter truncations converge in fewer inner steps, and more particles help."
-    )
+    claim = "Shorter truncations converge in fewer inner steps; more particles help."
     shows = (
         "With T = 10,000: from K = 1,000 to K = 1 the loss falls earlier (N = 10,000 "
         "particles); with K = 1, more particles reach a lower loss."
@@ -92,12 +91,8 @@ class Toy2DAblation(Experiment):
         )
         is_ordered = bool(np.all(np.diff(arrival) >= 0)) and arrival[0] < arrival[-1]
         falls = bool(np.all(np.diff([a.mean() for a in areas]) < 0))
-        return conclude(
-            [
-                (f"inner steps to 80 % of the best reduction: {shown}", is_ordered),
-                (f"mean meta-loss over the run: {sizes}", falls),
-            ]
-        )
+        by_length = (f"inner steps to 80 % of the best reduction: {shown}", is_ordered)
+        return conclude([by_length, (f"mean meta-loss over the run: {sizes}", falls)])
 
     @override
     def draw(self, results):

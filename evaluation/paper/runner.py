@@ -119,11 +119,13 @@ def _conclude(
     directory: Path,
 ) -> Outcome:
     """Check the claim, draw the figure and write both."""
-    verdict = experiment.check(results)
+    # Runs that diverge have infinite losses.
+    with np.errstate(all="ignore"):
+        verdict = experiment.check(results)
     if scale == "smoke":
         text = f"The scale smoke only shows that it runs. {verdict.evidence}"
         verdict = Verdict(None, text)
-    with rc_context({"svg.fonttype": "none"}):
+    with np.errstate(all="ignore"), rc_context({"svg.fonttype": "none"}):
         figure = experiment.draw(results)
         path = directory / FIGURE_FILE
         figure.savefig(path)

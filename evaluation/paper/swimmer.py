@@ -32,7 +32,7 @@ class Swimmer(Experiment):
     shows = "Reward over environment steps, mean of 6 seeds, 50 evaluation episodes."
     differs = (
         "Swimmer-v5 instead of v2. The std is 0.1, and learning rates are chosen per "
-        "method by the final reward (the paper searches a grid of both). ARS V1 has one "
+        "method by the final reward (the paper searches a grid). ARS V1 has one "
         "direction, step size 0.02 and std 0.01. Truncated ES counts its third unroll. "
         "Small: 3 seeds, 5 evaluation episodes, 400,000 steps."
     )

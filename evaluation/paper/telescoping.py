@@ -105,9 +105,8 @@ class Telescoping(Experiment):
 
         ours, theirs = final_loss("final"), final_loss("mean")
         text = f"final loss at the nearest grid points {spread(ours)}, with the sum"
-        first_part = (f"rates for {rates}, different", differs or None)
-        second_part = (f"{text} {spread(theirs)}", is_lower(ours, theirs))
-        return conclude([first_part, second_part])
+        lowest = (f"{text} {spread(theirs)}", is_lower(ours, theirs))
+        return conclude([(f"rates for {rates}, different", differs or None), lowest])
 
     @override
     def draw(self, results):

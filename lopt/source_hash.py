@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 _PACKAGES = ("lopt", "tasks", "meta_train", "evaluation")
@@ -9,12 +10,16 @@ _SUFFIXES = (".py", ".cc", ".h")
 
 
 @functools.cache
-def source_hash() -> str:
-    """SHA-256 over the names and contents of all source files of the four packages."""
+def source_hash(packages: Iterable[str] = _PACKAGES) -> str:
+    """SHA-256 over the names and contents of all source files of some packages.
+
+    Args:
+        packages: Tuple of top-level packages; by default all four.
+    """
     root = Path(__file__).parent.parent
     files = [
         path
-        for package in _PACKAGES
+        for package in packages
         for path in (root / package).rglob("*")
         if path.suffix in _SUFFIXES
     ]

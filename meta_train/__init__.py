@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PES as PES,
         RTRL as RTRL,
         UORO as UORO,
+        AugmentedRandomSearch as AugmentedRandomSearch,
         Estimate as Estimate,
         FullBackprop as FullBackprop,
         FullES as FullES,
@@ -46,10 +47,20 @@ if TYPE_CHECKING:
         pair_sample as pair_sample,
     )
     from meta_train.estimators.episodic import EpisodeEstimator as EpisodeEstimator
-    from meta_train.outer.outer_optimizer import OuterAdam as OuterAdam
+    from meta_train.outer.outer_optimizer import (
+        OUTER_OPTIMIZERS as OUTER_OPTIMIZERS,
+        OuterAdam as OuterAdam,
+        OuterAdamW as OuterAdamW,
+        OuterLamb as OuterLamb,
+        OuterOptimizer as OuterOptimizer,
+        OuterSGD as OuterSGD,
+    )
     from meta_train.outer.trainer import OuterState as OuterState, Trainer as Trainer
     from meta_train.runtime.metrics import read_metrics as read_metrics
-    from meta_train.runtime.run import meta_train as meta_train
+    from meta_train.runtime.run import (
+        MetaTrainResult as MetaTrainResult,
+        meta_train as meta_train,
+    )
 
 _EXPORTS = {
     "meta_train.analysis.diagnostics": ["candidates", "diagnose"],
@@ -60,6 +71,7 @@ _EXPORTS = {
     "meta_train.core.truncation": ["Truncation"],
     "meta_train.estimators": [
         "ARTBP",
+        "AugmentedRandomSearch",
         "ESTIMATORS",
         "Estimate",
         "FullBackprop",
@@ -79,9 +91,16 @@ _EXPORTS = {
     ],
     "meta_train.estimators.antithetic": ["PairEstimator", "antithetic", "pair_sample"],
     "meta_train.estimators.episodic": ["EpisodeEstimator"],
-    "meta_train.outer.outer_optimizer": ["OuterAdam"],
+    "meta_train.outer.outer_optimizer": [
+        "OUTER_OPTIMIZERS",
+        "OuterAdam",
+        "OuterAdamW",
+        "OuterLamb",
+        "OuterOptimizer",
+        "OuterSGD",
+    ],
     "meta_train.outer.trainer": ["OuterState", "Trainer"],
     "meta_train.runtime.metrics": ["read_metrics"],
-    "meta_train.runtime.run": ["meta_train"],
+    "meta_train.runtime.run": ["MetaTrainResult", "meta_train"],
 }
 __getattr__, __dir__, __all__ = lazy.attach(__name__, _EXPORTS)

@@ -48,6 +48,7 @@ WORK = {
     "show": "lopt.files.format.read_card",
     "evaluate": "evaluation.evaluate",
     "estimators": "meta_train.analysis.diagnostics.diagnose",
+    "reproduce": "evaluation.paper.experiment.Experiment.check_prepared",
     "tune": "evaluation.tuners.episodes.OuterProblem.__init__",
     "plan": "meta_train.analysis.resource_plan.tpu_devices",
     "tasks": "tasks.size.size",

@@ -18,7 +18,8 @@ from tasks.base import Data, State, Theta, UnrolledSystem
 class OuterProblem:
     """Outer optimization problem: minimize the loss of a system over `theta`.
 
-    The search space is a box around an initial `theta` of the system.
+    The search space is a box around an initial `theta` of the system, or the box
+    between `low` and `high`.
     """
 
     system: UnrolledSystem
@@ -28,8 +29,17 @@ class OuterProblem:
     """Truncation windows of an episode; a tuner may act after each one."""
     radius: float = 5.0
     """Half the width of the box, in units of `theta`."""
+    low: tuple[float, ...] = ()
+    """Lower bound of each number of the flattened `theta`; replaces `radius`."""
+    high: tuple[float, ...] = ()
+    """Upper bounds, as many as `low`."""
 
     def __post_init__(self):
+        if len(self.low) != len(self.high):
+            raise ValueError(
+                "`low` and `high` must have the same length; got "
+                f"{len(self.low)} and {len(self.high)}."
+            )
         if self.horizon % self.num_windows:
             raise ValueError(
                 "`horizon` must be a multiple of `num_windows`; got "
@@ -49,7 +59,8 @@ class EpisodeBatch:
         problem: The outer problem.
         num: Number of slots.
         num_steps: Inner steps so far, summed over slots.
-        center: Initial `theta` and center of the box, flattened.
+        center: Center of the box, flattened; by default the initial `theta`.
+        radii: Half the width of the box in each dimension.
         unravel: Function from a flat vector to the pytree `theta`.
         thetas: Flattened `theta` of each slot, of shape ``(slots, size)``. Tuners
             modify it.
@@ -63,8 +74,14 @@ class EpisodeBatch:
         self._data, self._count = data, 0
         self._key = jax.random.fold_in(jax.random.key(seed), 2**32 - 5)
         start = problem.system.init_theta(jax.random.key(seed))
-        self.center, self.unravel = ravel_pytree(start)
-        self.thetas = np.tile(np.asarray(self.center), (num, 1))
+        flat, self.unravel = ravel_pytree(start)
+        self.center = np.asarray(flat)
+        self.radii = np.full_like(self.center, problem.radius)
+        if problem.low:
+            low, high = np.asarray(problem.low), np.asarray(problem.high)
+            self.center = ((low + high) / 2).astype(flat.dtype)
+            self.radii = ((high - low) / 2).astype(flat.dtype)
+        self.thetas = np.tile(self.center, (num, 1))
         self.ages, self.totals = np.zeros(num, int), np.zeros(num)
         self._states = self._fresh()
 
@@ -112,8 +129,7 @@ class EpisodeBatch:
 
     def clip(self, thetas: np.ndarray) -> np.ndarray:
         """Clamp `thetas` to the box."""
-        center, radius = np.asarray(self.center), self.problem.radius
-        return np.clip(thetas, center - radius, center + radius)
+        return np.clip(thetas, self.center - self.radii, self.center + self.radii)
 
     def theta(self, values: np.ndarray) -> Theta:
         """Unflatten a vector to the pytree `theta`."""

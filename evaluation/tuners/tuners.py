@@ -71,11 +71,13 @@ class OptunaTuner(Tuner):
     ) -> Iterator[Found]:
         study = self._study(problem, seed)
         slots = EpisodeBatch(problem, data, self.num_slots, seed)
-        center, radius = np.asarray(slots.center), problem.radius
         optuna = _optuna()
+        center = slots.center.astype(float)
         box = {
-            f"theta{i}": optuna.distributions.FloatDistribution(c - radius, c + radius)
-            for i, c in enumerate(center.astype(float))
+            f"theta{i}": optuna.distributions.FloatDistribution(c - r, c + r)
+            for i, (c, r) in enumerate(
+                zip(center, slots.radii.astype(float), strict=True)
+            )
         }
         trials: list[Any] = [None] * slots.num
 
@@ -184,7 +186,7 @@ class PopulationBasedTraining(Tuner):
     ) -> Iterator[Found]:
         generator = np.random.default_rng(seed)
         slots = EpisodeBatch(problem, data, self.num_slots, seed)
-        spread = generator.uniform(-1, 1, slots.thetas.shape) * problem.radius
+        spread = generator.uniform(-1, 1, slots.thetas.shape) * slots.radii
         slots.thetas = (slots.thetas + spread).astype(slots.thetas.dtype)
         slots.restart(np.ones(slots.num, bool))
         few = max(1, round(self.share * slots.num))
@@ -197,7 +199,7 @@ class PopulationBasedTraining(Tuner):
             slots.copy(source)
             lagging = order[-few:]
             moves = generator.normal(size=(few, slots.thetas.shape[1]))
-            moved = slots.thetas[lagging] + self.move * problem.radius * moves
+            moved = slots.thetas[lagging] + self.move * slots.radii * moves
             slots.thetas[lagging] = slots.clip(moved)
             if slots.ages[0] == problem.num_windows:
                 slots.restart(np.ones(slots.num, bool))

@@ -37,6 +37,10 @@ COMMANDS = {
         "meta_train.cli.estimators:estimators",
         "Compare estimators on a preset: bias, variance, cost.",
     ),
+    "reproduce": (
+        "evaluation.cli.reproduce:reproduce",
+        "Reproduce an experiment of the PES paper and check its claim.",
+    ),
     "plan": (
         "meta_train.cli.plan:plan",
         "Estimate the resources of a run on a TPU pod.",

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer, TensorState
 from lopt.base import Theta
-from lopt.errors import UserError
+from lopt.errors import UserError, lookup
 from lopt.optimizers.features import zeros_like
 from lopt.optimizers.learning_rate import (
     Schedule,
@@ -23,7 +23,6 @@ from lopt.optimizers.learning_rate import (
     learning_rate,
 )
 
-_INITIAL_L2 = 1e-4
 _EPSILON = 1e-8
 
 
@@ -46,6 +45,22 @@ class _Classical(TensorOptimizer):
     """Whether to add L2 regularization with a learned coefficient to the gradient."""
     initial_lr: float = 0.01
     """Learning rate before meta-training."""
+    initial_l2: float = 1e-4
+    """L2 coefficient before meta-training."""
+    initial_power: float = 0.0
+    """Exponent of the power schedules before meta-training; positive for `log-power`,
+    which learns its logarithm."""
+    power_horizon: int = 0
+    """Constant Q of the power schedules ``lr / (1 + t / Q)^power``; 0: the horizon."""
+    fixed: tuple[str, ...] = ()
+    """Entries of `theta` that keep their initial value and are not learned, such as
+    ``logit_decay`` for a fixed momentum."""
+    lr_range: tuple[float, float] | None = None
+    """Range of initial learning rates, drawn log-uniformly per block; None: all start
+    from `initial_lr`."""
+    decay_range: tuple[float, float] | None = None
+    """Range of initial decays, whose logits are drawn uniformly per block; None: the
+    usual values, such as 0.9 for momentum."""
 
     _initial_decays: ClassVar[Mapping[str, float]] = {}
 
@@ -56,12 +71,47 @@ class _Classical(TensorOptimizer):
         """Compute the direction, to be scaled by ``-lr_t``, and the new state."""
 
     def __post_init__(self):
-        check_schedule(self.schedule, self.initial_lr)
+        check_schedule(self.schedule, self.initial_lr, self.initial_power)
         if self.num_blocks < 0:
             raise UserError(
                 "`num_blocks` must be the number of tensors, or 0 for one setting for "
                 f"all; got {self.num_blocks}. Try 0."
             )
+        if not self.initial_l2 > 0 or self.power_horizon < 0:
+            raise UserError(
+                "`initial_l2` must be positive and `power_horizon` not negative; got "
+                f"{self.initial_l2} and {self.power_horizon}. Try 1e-4 and 0."
+            )
+        for name in self.fixed:
+            lookup(f"entry of theta of {type(self).__name__}", name, self._initial())
+        if set(self._initial()) <= set(self.fixed):
+            raise UserError(
+                f"`fixed` must leave an entry of theta to learn; got {self.fixed}."
+            )
+        for name, limits in {"lr": self.lr_range, "decay": self.decay_range}.items():
+            most = 1.0 if name == "decay" else math.inf
+            if limits is not None and not 0 < limits[0] <= limits[1] < most:
+                raise UserError(
+                    f"`{name}_range` must be two increasing numbers between 0 and "
+                    f"{most:g}; got {limits}. Try 0.01 0.9."
+                )
+
+    def _initial(self) -> dict[str, float]:
+        """Initial value of each hyperparameter, learned or fixed, by name."""
+        numbers = init_schedule(self.schedule, self.initial_lr, self.initial_power)
+        for name, decay in self._initial_decays.items():
+            numbers[f"logit_{name}"] = _logit(decay)
+        if self.l2:
+            numbers["log_l2"] = math.log(self.initial_l2)
+        return numbers
+
+    def _range(self, name: str) -> tuple[float, float] | None:
+        """Range from which the initial value of an entry of theta is drawn, if any."""
+        if name == "log_lr" and self.lr_range is not None:
+            return math.log(self.lr_range[0]), math.log(self.lr_range[1])
+        if name.startswith("logit_") and self.decay_range is not None:
+            return _logit(self.decay_range[0]), _logit(self.decay_range[1])
+        return None
 
     @property
     @override
@@ -71,13 +121,16 @@ class _Classical(TensorOptimizer):
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        numbers = init_schedule(self.schedule, self.initial_lr)
-        for name, decay in self._initial_decays.items():
-            numbers[f"logit_{name}"] = math.log(decay / (1 - decay))
-        if self.l2:
-            numbers["log_l2"] = math.log(_INITIAL_L2)
         shape = (self.num_blocks,) if self.num_blocks else ()
-        return {name: jnp.full(shape, x, jnp.float32) for name, x in numbers.items()}
+        theta = {}
+        for i, (name, value) in enumerate(self._initial().items()):
+            if name in self.fixed:
+                continue
+            theta[name] = jnp.full(shape, value, jnp.float32)
+            if limits := self._range(name):
+                own = jax.random.fold_in(key, i)
+                theta[name] = jax.random.uniform(own, shape, jnp.float32, *limits)
+        return theta
 
     @override
     def init_shared(self, num_tensors: int) -> PyTree[Array]:
@@ -105,13 +158,21 @@ class _Classical(TensorOptimizer):
                 "must tell which those are; got none. Call `update(grads, state, "
                 "params)`."
             )
+        initial = self._initial()
+        constant = {
+            name: jnp.asarray(initial[name], jnp.float32) for name in self.fixed
+        }
+        progress = info.progress
+        if self.power_horizon and self.schedule in ("power", "log-power"):
+            progress = info.step.astype(jnp.float32) / self.power_horizon
         results = []
         for grad, param, state, i, _ in tensors:
             own = {k: x[i] for k, x in theta.items()} if self.num_blocks else theta
+            own = {**own, **constant}
             if self.l2:
                 grad = grad + jnp.exp(own["log_l2"]) * cast(Array, param)
             direction, state = self._direction(own, grad, state)
-            rate = learning_rate(self.schedule, own, info.progress)
+            rate = learning_rate(self.schedule, own, progress)
             results.append((-rate * direction, state))
         return results, ()
 
@@ -188,6 +249,10 @@ class LearnedAdam(_Classical):
         unbiased = first / _total_weight(count, theta["logit_first_decay"])
         root = _root(second / _total_weight(count, theta["logit_second_decay"]))
         return unbiased / (root + _EPSILON), AdamState(count, first, second)
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))
 
 
 def _average(old: Array, new: Array, logit: Float[Array, ""]) -> Array:

@@ -11,7 +11,8 @@ from meta_train.config.presets import PRESETS, listing
 from meta_train.core.measures import Measure
 
 _META_TRAIN = """usage: lopt meta-train PRESET [--estimator NAME] [--optimizer NAME]
-                       [--tasks NAME [NAME ...]] [--augment NAME [NAME ...]]
+                       [--outer-optimizer NAME] [--tasks NAME [NAME ...]]
+                       [--augment NAME [NAME ...]]
                        [--measure train-loss|validation-loss|validation-error]
                        [--distributed auto|on|off] [--coordinator-address HOST:PORT]
                        [--num-processes N] [--process-id I] [--join-seconds S]
@@ -35,6 +36,7 @@ def meta_train(arguments: Sequence[str]) -> int:
     )
     parts.add_argument("--estimator")
     parts.add_argument("--optimizer")
+    parts.add_argument("--outer-optimizer")
     parts.add_argument("--tasks", nargs="+", default=())
     parts.add_argument("--augment", nargs="+", default=())
     parts.add_argument("--measure", choices=get_args(Measure))
@@ -64,7 +66,8 @@ def meta_train(arguments: Sequence[str]) -> int:
         prog=f"lopt meta-train {name}",
         description=(
             f"{preset.description} Other parts by name come first: --estimator NAME, "
-            "--optimizer NAME, --tasks NAME [NAME ...], --augment NAME [NAME ...], "
+            "--optimizer NAME, --outer-optimizer NAME, --tasks NAME [NAME ...], "
+            "--augment NAME [NAME ...], "
             "--measure train-loss|validation-loss|validation-error. On several hosts: "
             "--distributed auto|on|off, --coordinator-address HOST:PORT, "
             "--num-processes N, --process-id I; docs/pods.md."

@@ -14,10 +14,22 @@ class _Plot:
     """Run directory of `lopt meta-train`. The run may still be active."""
     out: Path | None = None
     """Output directory of the figure; the run directory by default."""
+    surface: bool = False
+    """Also draw the meta-objective around the trajectory of a theta of one or two
+    numbers."""
+    surface_points: int = 31
+    """Points of the surface along each number of theta."""
+
+    def __post_init__(self):
+        if not 2 <= self.surface_points <= 1_000:
+            raise ValueError(
+                "`surface_points` must lie between 2 and 1000; got "
+                f"{self.surface_points}. Try 31."
+            )
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """Run `lopt plot RUN_DIR [--out DIR]`."""
+    """Run `lopt plot RUN_DIR [--out DIR] [--surface]`."""
     options = tyro.cli(
         _Plot,
         args=arguments,
@@ -30,6 +42,7 @@ def plot(arguments: Sequence[str]) -> int:
     from meta_train.config.config import read_config
     from meta_train.runtime.export import restore
     from meta_train.runtime.plot import draw, learned_steps
+    from meta_train.runtime.plot_surface import draw_surface
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
 
@@ -46,4 +59,7 @@ def plot(arguments: Sequence[str]) -> int:
         path = draw(config, out, sizes)
         progress.advance("drew it")
     progress.say(f"Figure: {path}")
+    if options.surface:
+        path = draw_surface(config, out, options.surface_points)
+        progress.say(f"Surface: {path}")
     return 0

@@ -19,7 +19,11 @@ from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES, Objective
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, GradientEstimator
-from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.outer_optimizer import (
+    OUTER_OPTIMIZERS,
+    OuterAdam,
+    OuterOptimizer,
+)
 from meta_train.outer.trainer import Trainer
 from tasks.base import Family, ParameterizedFamily, UnrolledSystem
 from tasks.zoo import ZOO
@@ -43,7 +47,7 @@ class MetaTrainConfig:
     objective: Objective = "mean"
     """Meta-objective over the losses of an episode: their mean, the final loss, the
     mean log loss, a mean that weights late steps more, or a combination."""
-    outer_optimizer: OuterAdam = OuterAdam()
+    outer_optimizer: OuterOptimizer = OuterAdam()
     """Optimizer of the outer parameters theta."""
     num_outer_steps: int = 1_000
     """Number of outer updates."""
@@ -71,7 +75,7 @@ class MetaTrainConfig:
     max_faulty_updates: int = 100
     """Consecutive outer updates without a usable meta-gradient after which the run
     stops with an error: the gradient is zero, or most members are not finite. 0 never
-    stops."""
+    stops, and a run that ends so is neither saved nor exported."""
     log_every_steps: int = 10
     """Outer updates between log entries. Metrics are averaged over the interval."""
     evaluate_every_steps: int = 250
@@ -245,9 +249,15 @@ def _types() -> dict[str, type]:
 
     Called for each file, so that classes registered at run time are included.
     """
-    ours = (MetaTrainConfig, InnerTraining, Truncation, OuterAdam)
+    ours = (MetaTrainConfig, InnerTraining, Truncation)
     named = {kind.__name__: kind for kind in ours}
-    return {**OPTIMIZERS, **ESTIMATORS, **task_classes(), **named}
+    return {
+        **OPTIMIZERS,
+        **ESTIMATORS,
+        **OUTER_OPTIMIZERS,
+        **task_classes(),
+        **named,
+    }
 
 
 def write_config(config: MetaTrainConfig, say: Callable[[str], None] = print) -> None:

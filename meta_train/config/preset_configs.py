@@ -17,7 +17,7 @@ from meta_train.core.inner_training import InnerTraining
 from meta_train.core.measures import Measure
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, PES
-from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.outer_optimizer import OUTER_OPTIMIZERS, OuterAdam
 from tasks.base import Family, ParameterizedFamily
 from tasks.families.augmentation import Augmentation
 from tasks.supervised.mlp import MLP
@@ -36,19 +36,26 @@ def compose(
     *,
     estimator: str | None = None,
     optimizer: str | None = None,
+    outer_optimizer: str | None = None,
     tasks: Sequence[str] = (),
     augment: Sequence[str] = (),
     measure: Measure | None = None,
 ) -> MetaTrainConfig:
     """Replace parts of `config` by name.
 
-    A new estimator keeps the fields that it has in common with the old one. A new
-    optimizer has its own defaults: a width means something else in every architecture.
+    A new estimator or outer optimizer keeps the fields that it has in common with the
+    old one, except for the clipping threshold. A new learned optimizer has its own
+    defaults: a width means something else in every architecture.
     """
     parts: dict[str, Any] = {}
     if estimator:
         kind = lookup("estimator", estimator, ESTIMATORS)
         parts["estimator"] = convert(config.estimator, kind)
+    if outer_optimizer:
+        kind = lookup("outer optimizer", outer_optimizer, OUTER_OPTIMIZERS)
+        parts["outer_optimizer"] = convert(
+            config.outer_optimizer, kind, clip=kind().clip
+        )
     if tasks:
         parts["system_weights"] = ()  # those of the preset belong to its own tasks
     if optimizer or tasks or augment or measure:

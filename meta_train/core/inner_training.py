@@ -1,7 +1,7 @@
 """Inner training of a task by a learned optimizer, as an unrolled system."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,14 +72,17 @@ class Splits(NamedTuple):
 class InnerTraining(UnrolledSystem):
     """System in which one step is one update of the inner parameters.
 
-    The loss of a step is evaluated at the parameters before the update, at which the
-    gradient is evaluated too.
+    By default, the loss of a step is evaluated at the parameters before the update, at
+    which the gradient is evaluated too.
     """
 
     task: Family
     optimizer: LearnedOptimizer
     measure: Measure = "train-loss"
     """Meta-loss: loss on the training batch, or loss or error on a validation batch."""
+    loss_at: Literal["before", "after"] = "before"
+    """Evaluate the loss of a step before or after its update. After it, the loss of a
+    window of one step depends on theta, at the cost of a further evaluation."""
 
     def __post_init__(self):
         if self.measure == "validation-error" and not self._has_error():
@@ -178,7 +181,11 @@ class InnerTraining(UnrolledSystem):
         self, theta: Theta, state: InnerTrainingState, x: Splits
     ) -> tuple[InnerTrainingState, Loss]:
         value, grads, loss = self.gradient(theta, state, x)
-        return self.apply(theta, state, value, grads), loss
+        following = self.apply(theta, state, value, grads)
+        if self.loss_at == "after":
+            problem = self._problem(theta, state.constants)
+            loss = self._measured(problem, following.params, x)
+        return following, loss
 
     def gradient(
         self, theta: Theta, state: InnerTrainingState, x: Splits
@@ -197,15 +204,16 @@ class InnerTraining(UnrolledSystem):
         problem = self._problem(theta, state.constants)
         value, grads = jax.value_and_grad(problem.loss)(state.params, x.train)
         if self.measure == "train-loss" and problem.measure is None:
-            loss = value
-        elif self.measure == "train-loss":
-            loss = problem.reported(state.params, x.train)
-        elif self.measure == "validation-loss":
-            loss = problem.reported(state.params, x.held_out)
-        else:
-            assert problem.error is not None
-            loss = problem.error(state.params, x.held_out)
-        return value, grads, loss
+            return value, grads, value
+        return value, grads, self._measured(problem, state.params, x)
+
+    def _measured(self, problem: Problem, params: Params, x: Splits) -> Loss:
+        if self.measure == "train-loss":
+            return problem.reported(params, x.train)
+        if self.measure == "validation-loss":
+            return problem.reported(params, x.held_out)
+        assert problem.error is not None
+        return problem.error(params, x.held_out)
 
     def apply(
         self, theta: Theta, state: InnerTrainingState, value: Loss, grads: Params

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from lopt.registry import add_class
 from meta_train.estimators.artbp import ARTBP
+from meta_train.estimators.augmented_random_search import AugmentedRandomSearch
 from meta_train.estimators.base import Estimate, GradientEstimator
 from meta_train.estimators.full_backprop import FullBackprop
 from meta_train.estimators.full_es import FullES
@@ -38,6 +39,7 @@ ESTIMATORS: dict[str, type[GradientEstimator]] = {
         Reparameterization,
         GuidedES,
         RTRL,
+        AugmentedRandomSearch,
     )
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "PES",
     "RTRL",
     "UORO",
+    "AugmentedRandomSearch",
     "Estimate",
     "FullBackprop",
     "FullES",

@@ -101,7 +101,8 @@ class PairEstimator(PopulationEstimator):
         )
         if self.is_normalized:
             name = {"loss": "loss_std", "estimate": "member_norm"}[self.normalize]
-            scale = jnp.maximum(estimate.diagnostics[name], 1e-8)
+            spread = estimate.diagnostics[name]  # NaN if no loss is finite
+            scale = jnp.where(jnp.isfinite(spread), jnp.maximum(spread, 1e-8), 1.0)
             scaled = jax.tree.map(lambda g: g / scale, estimate.grad)
             estimate = estimate.replace(grad=scaled)
         return estimate, state

@@ -1,16 +1,21 @@
-"""Outer optimizer of theta: an optax chain with the defaults of the PES paper."""
+"""Optimizers of theta: optax chains of clipping, a direction and a learning rate.
 
+To register one, add it to `OUTER_OPTIMIZERS`.
+"""
+
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from typing_extensions import override
 
 
 @dataclass(frozen=True)
-class OuterAdam:
-    """Adam with elementwise gradient clipping."""
+class OuterOptimizer(ABC):
+    """Base class of the optimizers of theta: clipping, schedule and learning rate."""
 
     learning_rate: float = 1e-3
     """Peak learning rate of theta."""
@@ -18,34 +23,39 @@ class OuterAdam:
     """Decay of the learning rate, from its peak to zero at the end of the run."""
     num_warmup_steps: int = 0
     """Outer updates of linear learning rate warmup from zero; 0: no warmup."""
-    clip: float = 3.0
-    """Elementwise gradient clipping threshold, 3 as in the PES paper. Clipped entries
-    are biased."""
-    b1: float = 0.9
-    """Decay rate of the first moment."""
-    b2: float = 0.999
-    """Decay rate of the second moment."""
-    weight_decay: float = 0.0
-    """Decoupled weight decay toward the initial theta, as a prior; 0: none."""
+    clip: float | None = 3.0
+    """Gradient clipping threshold, 3 as in the PES paper; None: no clipping. Clipped
+    gradients are biased."""
+    clip_by: Literal["entry", "norm"] = "entry"
+    """Clip every entry of the gradient, as in the PES paper, or its global norm."""
 
     def __post_init__(self):
-        if not self.learning_rate > 0 or not self.clip > 0:
+        if not self.learning_rate > 0 or not (self.clip is None or self.clip > 0):
             raise ValueError(
                 "`learning_rate` and `clip` must be positive; got "
                 f"learning_rate={self.learning_rate}, clip={self.clip}. "
                 "Try learning_rate=0.001, clip=3."
             )
-        if not 0 <= self.weight_decay < float("inf"):
+        if self.num_warmup_steps < 0:
+            raise ValueError(
+                "`num_warmup_steps` must not be negative; got "
+                f"{self.num_warmup_steps}. Try 0."
+            )
+        for name in ("b1", "b2", "momentum"):
+            if not 0 <= getattr(self, name, 0.0) < 1:
+                raise ValueError(
+                    f"`{name}` must lie in [0, 1); got {getattr(self, name)}. Try 0.9."
+                )
+        weight_decay = getattr(self, "weight_decay", 0.0)
+        if not 0 <= weight_decay < float("inf"):
             raise ValueError(
                 "`weight_decay` must be finite and not negative; got "
-                f"{self.weight_decay}. Try 0.01."
+                f"{weight_decay}. Try 0.01."
             )
-        if not 0 <= self.b1 < 1 or not 0 <= self.b2 < 1 or self.num_warmup_steps < 0:
-            raise ValueError(
-                "`b1` and `b2` must lie in [0, 1) and `num_warmup_steps` must not be "
-                f"negative; got b1={self.b1}, b2={self.b2}, "
-                f"num_warmup_steps={self.num_warmup_steps}. Try b1=0.9, b2=0.999."
-            )
+
+    @abstractmethod
+    def direction(self) -> optax.GradientTransformation:
+        """Build the transformation between the clipping and the learning rate."""
 
     def as_optax(self, num_outer_steps: int) -> optax.GradientTransformation:
         """Build the optax transformation for a run of `num_outer_steps` updates."""
@@ -59,12 +69,81 @@ class OuterAdam:
         if self.num_warmup_steps:
             rise = optax.linear_schedule(0.0, self.learning_rate, self.num_warmup_steps)
             learning_rate = optax.join_schedules([rise, decay], [self.num_warmup_steps])
+        clip = optax.identity()
+        if self.clip is not None:
+            by = {"entry": optax.clip, "norm": optax.clip_by_global_norm}
+            clip = by[self.clip_by](self.clip)
         return optax.chain(
-            optax.clip(self.clip),
-            optax.scale_by_adam(b1=self.b1, b2=self.b2),
-            *([_decay_to_init(self.weight_decay)] if self.weight_decay else []),
-            optax.scale_by_learning_rate(learning_rate),
+            clip, self.direction(), optax.scale_by_learning_rate(learning_rate)
         )
+
+
+@dataclass(frozen=True)
+class OuterAdam(OuterOptimizer):
+    """Adam, with weight decay toward the initial theta."""
+
+    b1: float = 0.9
+    """Decay rate of the first moment."""
+    b2: float = 0.999
+    """Decay rate of the second moment."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay toward the initial theta, as a prior; 0: none."""
+
+    @override
+    def direction(self):
+        adam = optax.scale_by_adam(b1=self.b1, b2=self.b2)
+        if not self.weight_decay:
+            return adam
+        return optax.chain(adam, _decay_to_init(self.weight_decay))
+
+
+@dataclass(frozen=True)
+class OuterSGD(OuterOptimizer):
+    """SGD, by default without momentum and without clipping."""
+
+    clip: float | None = None
+    """Gradient clipping threshold; None: no clipping. Clipped gradients are biased."""
+    momentum: float = 0.0
+    """Decay rate of the momentum; 0: none."""
+    nesterov: bool = False
+    """Whether to use Nesterov momentum."""
+
+    @override
+    def direction(self):
+        if not self.momentum:
+            return optax.identity()
+        return optax.trace(self.momentum, nesterov=self.nesterov)
+
+
+@dataclass(frozen=True)
+class OuterAdamW(OuterOptimizer):
+    """AdamW: Adam with decoupled weight decay toward zero."""
+
+    b1: float = 0.9
+    """Decay rate of the first moment."""
+    b2: float = 0.999
+    """Decay rate of the second moment."""
+    weight_decay: float = 1e-4
+    """Decoupled weight decay toward zero."""
+
+    @override
+    def direction(self):
+        adam = optax.scale_by_adam(b1=self.b1, b2=self.b2)
+        return optax.chain(adam, optax.add_decayed_weights(self.weight_decay))
+
+
+@dataclass(frozen=True)
+class OuterLamb(OuterAdamW):
+    """LAMB: AdamW whose update of every tensor is scaled by the norm of the tensor."""
+
+    @override
+    def direction(self):
+        return optax.chain(super().direction(), optax.scale_by_trust_ratio())
+
+
+OUTER_OPTIMIZERS: dict[str, type[OuterOptimizer]] = {
+    kind.__name__: kind for kind in (OuterAdam, OuterSGD, OuterAdamW, OuterLamb)
+}
 
 
 class _InitialParams(NamedTuple):

@@ -17,7 +17,7 @@ from meta_train.core.unroll import unroll
 from meta_train.devices import sharding
 from meta_train.estimators.base import Estimate, GradientEstimator
 from meta_train.outer.compatibility import Compatibility
-from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.outer_optimizer import OuterOptimizer
 from tasks.base import Data, State, Theta, UnrolledSystem
 
 
@@ -79,7 +79,7 @@ class Trainer:
 
     systems: tuple[UnrolledSystem, ...]
     estimator: GradientEstimator
-    outer_optimizer: OuterAdam
+    outer_optimizer: OuterOptimizer
     num_outer_steps: int
     names: tuple[str, ...] = ()
     """Name of each system in the metrics; its index by default."""

@@ -20,7 +20,7 @@ from meta_train.devices import distributed, sharding
 from meta_train.outer.trainer import Best, OuterState, Trainer, mean_losses
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.health import TrainingHealth
-from meta_train.runtime.metrics import MetricsLog
+from meta_train.runtime.metrics import MetricsLog, theta_metrics
 from meta_train.runtime.progress import ProgressReport
 from meta_train.runtime.stop_request import StopRequest
 from tasks.base import Data
@@ -87,12 +87,8 @@ class OuterLoop:
         self.progress.note("compiling")
         self.progress.resume(step)
         try:
-            if step == 0 and config.evaluate_every_steps:
-                # Evaluate the initial theta: first point of all curves and the baseline
-                # for the best theta.
-                state, self._evaluated = self._evaluate(state)
-                if self.log is not None:
-                    self.log.write(0, self._evaluated)
+            if step == 0:
+                state = self._report_start(state)
             while True:
                 save = False
                 if step >= plan.until:
@@ -125,6 +121,15 @@ class OuterLoop:
                 self.checkpoints.wait()
             raise
 
+    def _report_start(self, state: OuterState) -> OuterState:
+        """Evaluate and log the initial theta, the first point of all curves."""
+        if self.config.evaluate_every_steps:
+            state, self._evaluated = self._evaluate(state)
+        known = {**self._evaluated, **theta_metrics(state.theta)}
+        if known and self.log is not None:
+            self.log.write(0, {**known, "inner_steps": 0})
+        return state
+
     def _make_plan(self, step: int) -> _UpdateSchedule:
         num = int(_SECONDS_BETWEEN_PLANS / (self._seconds_per_update or math.inf))
         minutes = self.config.checkpoint_every_minutes
@@ -155,6 +160,8 @@ class OuterLoop:
         means = {name: _weighted_mean(parts) for name, parts in self._totals.items()}
         done = (step - self._logged) * self.trainer.num_inner_steps
         means["inner_steps_per_second"] = done / (time.monotonic() - self._logged_at)
+        means["inner_steps"] = step * self.trainer.num_inner_steps
+        means |= theta_metrics(state.theta)
         if config.evaluate_every_steps and step % config.evaluate_every_steps == 0:
             state, self._evaluated = self._evaluate(state)
             means |= self._evaluated
@@ -173,8 +180,7 @@ class OuterLoop:
     def _save(self, state: OuterState) -> None:
         """Save a checkpoint, unless it would replace a good one by a bad one."""
         self._saved_at = time.monotonic()
-        if not self.health.num_faulty:
-            self._check_theta(state)
+        if not self.health.num_faulty and self._is_sound(state):
             if self.log is not None:
                 self.log.flush()
             self.checkpoints.save(state)
@@ -185,15 +191,15 @@ class OuterLoop:
         Raises:
             UserError: If it cannot be written.
         """
-        if not self.health.num_faulty:
-            self._check_theta(state)
+        if not self.health.num_faulty and self._is_sound(state):
             self.checkpoints.save_last(state)
 
-    def _check_theta(self, state: OuterState) -> None:
-        """Validate that theta is finite and equal on all processes (collective).
+    def _is_sound(self, state: OuterState) -> bool:
+        """Check that theta is finite and equal on all processes (collective).
 
         Raises:
-            UserError: If it is not.
+            UserError: If theta differs between processes; or if it is not finite,
+                unless the run never stops because of faults.
         """
         theta = [
             np.asarray(x.addressable_data(0)) for x in jax.tree.leaves(state.theta)
@@ -201,8 +207,10 @@ class OuterLoop:
         step = int(state.step)
         digest = hashlib.sha256(b"".join(x.tobytes() for x in theta)).hexdigest()
         distributed.check_equal(f"theta at step {step}", digest)
-        if not all(np.isfinite(x).all() for x in theta):
+        is_finite = all(np.isfinite(x).all() for x in theta)
+        if not is_finite and self.config.max_faulty_updates:
             raise UserError(self.health.divergence(step, self.checkpoints.latest))
+        return is_finite
 
 
 def _weighted_mean(parts: Sequence[tuple[int, float]]) -> float:

@@ -3,15 +3,20 @@
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import jax
+import numpy as np
+
 from meta_train.config.config import MetaTrainConfig
 from meta_train.runtime.wandb_log import WandbLog
+from tasks.base import Theta
 
 METRICS_FILE = "metrics.jsonl"
 _MOST_PENDING = 10_000
+_MOST_LOGGED = 32  # numbers of a theta that is logged
 _LONGEST = 2**20  # bytes of a line
 
 
@@ -94,6 +99,37 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     with path.open("rb") as file:
         return [line for _, line in _lines(file) if line is not None]
+
+
+def metric_columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Transpose the lines of a metrics file to an array of each metric by name.
+
+    Every array has one entry per line, which is NaN where the metric was not logged.
+    The column ``step`` has the outer steps.
+    """
+    names = dict.fromkeys(name for line in lines for name in line)
+    return {
+        name: np.asarray([line.get(name) for line in lines], float) for name in names
+    }
+
+
+def theta_metrics(theta: Theta) -> dict[str, float]:
+    """Name every number of a small `theta`, for trajectories; empty for a large one.
+
+    An array has the name of its path in `theta`, such as ``theta/log_lr``, and its
+    entries are numbered. At most 32 numbers are named.
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(theta)
+    if sum(leaf.size for _, leaf in leaves) > _MOST_LOGGED:
+        return {}
+    named = {}
+    for path, leaf in leaves:
+        where = jax.tree_util.keystr(path, simple=True, separator="/")
+        name = f"theta/{where}" if where else "theta"
+        values = np.asarray(leaf.addressable_data(0), float)
+        for i, value in enumerate(values.ravel()):
+            named[f"{name}/{i}" if values.ndim else name] = float(value)
+    return named
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | None]]:

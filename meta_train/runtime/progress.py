@@ -56,7 +56,7 @@ class ProgressReport:
             TimeRemainingColumn(),
             TextColumn("{task.fields[note]}"),
             console=self.console,
-            disable=not self.console.is_terminal,
+            disable=quiet or not self.console.is_terminal,
         )
         self._task = self._bar.add_task(title, total=total, note="")
 

@@ -4,6 +4,8 @@ import dataclasses
 import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,28 +27,62 @@ from meta_train.runtime.export import (
 from meta_train.runtime.health import TrainingHealth
 from meta_train.runtime.kernels import resolve_kernels
 from meta_train.runtime.loop import OuterLoop
-from meta_train.runtime.metrics import MetricsLog
+from meta_train.runtime.metrics import (
+    METRICS_FILE,
+    MetricsLog,
+    metric_columns,
+    read_metrics,
+)
 from meta_train.runtime.plot import draw
 from meta_train.runtime.progress import ProgressReport
 from meta_train.runtime.run_directory import check_writable, lock_run_directory
 from meta_train.runtime.stop_request import StopRequest
-from tasks.base import Data
+from tasks.base import Data, Theta
 
 
-def meta_train(config: MetaTrainConfig) -> None:
+class MetaTrainResult(NamedTuple):
+    """Result of a meta-training run.
+
+    Attributes:
+        theta: Outer parameters: their moving average, if there is one.
+        metrics: Column of each metric by name, see `metric_columns`.
+        num_outer_steps: Outer updates taken; fewer than asked for after a stop request.
+        export: Path of the exported optimizer; `None` if there is none.
+    """
+
+    theta: Theta
+    metrics: dict[str, np.ndarray]
+    num_outer_steps: int
+    export: Path | None
+
+
+def meta_train(config: MetaTrainConfig, *, quiet: bool = False) -> MetaTrainResult:
     """Run or resume meta-training until the last outer step or a stop request.
 
     Collective: every process of a run calls this function. Process 0 prints and writes
     metrics for all.
+
+    Args:
+        config: Configuration of the run, which also names its directory.
+        quiet: Whether to print nothing and to draw no figure.
+
+    Returns:
+        The final theta and the metrics of the whole run.
     """
     with distributed.ending_together(config.run_dir):
-        _meta_train(config)
+        state, path = _meta_train(config, quiet)
         # JAX aborts processes that wait for others at exit for more than a few seconds,
         # while process 0 exports and draws.
         distributed.all_gather_text("")
+    return MetaTrainResult(
+        theta=state.result,
+        metrics=metric_columns(read_metrics(config.run_dir / METRICS_FILE)),
+        num_outer_steps=int(state.step),
+        export=path,
+    )
 
 
-def _meta_train(config: MetaTrainConfig) -> None:
+def _meta_train(config: MetaTrainConfig, quiet: bool) -> tuple[OuterState, Path | None]:
     distributed.check_alike({**to_dict(config), "run_dir": None})
     trainer, data, first = config.make_trainer(), (), distributed.is_first()
 
@@ -66,7 +102,9 @@ def _meta_train(config: MetaTrainConfig) -> None:
 
         distributed.run_collectively(hold, first_only=True)
         progress = stack.enter_context(
-            ProgressReport(config.run_dir.name, config.num_outer_steps, quiet=not first)
+            ProgressReport(
+                config.run_dir.name, config.num_outer_steps, quiet=quiet or not first
+            )
         )
         config = resolve_kernels(config, progress.say)
         distributed.run_collectively(
@@ -92,10 +130,14 @@ def _meta_train(config: MetaTrainConfig) -> None:
             *(config, trainer, data, checkpoints, log, progress, stop, health)
         )
         state = loop.run(state)
-        step = int(state.step)
+        step, path = int(state.step), None
         is_complete = step == config.num_outer_steps
         if health.num_faulty and (is_complete or health.is_over):
-            raise UserError(health.complaint(checkpoints.latest))
+            complaint = health.complaint(checkpoints.latest)
+            if config.max_faulty_updates:
+                raise UserError(complaint)
+            progress.say(complaint)
+            return state, None
         loop.save_last(state)
         if not is_complete:
             saved = checkpoints.latest
@@ -108,8 +150,9 @@ def _meta_train(config: MetaTrainConfig) -> None:
             check_trained(config, state)
             path = export(config, state, config.run_dir / OPTIMIZER_FILE)
             progress.say(f"Exported to {path}.")
-        if first and config.evaluate_every_steps:
+        if first and config.evaluate_every_steps and not quiet:
             _draw(config, progress.say)
+    return state, path
 
 
 def _draw(config: MetaTrainConfig, say: Callable[[str], None]) -> None:

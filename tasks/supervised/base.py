@@ -1,7 +1,7 @@
 """Base class of supervised tasks; subclasses define a network."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
 
 import flax.linen as nn
@@ -31,6 +31,8 @@ class Supervised(Task):
     """Number of examples per batch, drawn with replacement."""
     l2: float = 0.0
     """L2 penalty coefficient: the loss includes ``0.5 * l2 * ||params||^2``."""
+    num_examples: int | None = field(default=None, kw_only=True)
+    """Number of training examples to use, the first of the dataset; None: all."""
 
     def __post_init__(self):
         spec = datasets.get(self.dataset)
@@ -44,6 +46,13 @@ class Supervised(Task):
                 f"`batch_size` must lie between 1 and the {spec.num_train} training "
                 f"examples of {self.dataset}; got {self.batch_size}. "
                 f"Try {min(64, spec.num_train)}."
+            )
+        if self.num_examples is not None and not (
+            1 <= self.num_examples <= spec.num_train
+        ):
+            raise ValueError(
+                f"`num_examples` must lie between 1 and the {spec.num_train} training "
+                f"examples of {self.dataset}; got {self.num_examples}."
             )
         if not self.l2 >= 0:
             raise ValueError(f"`l2` must not be negative; got {self.l2}. Try 1e-4.")
@@ -60,7 +69,11 @@ class Supervised(Task):
 
     @override
     def load(self, split: Split = "train") -> StoredSplit:
-        return datasets.load(self.dataset, split)
+        stored = datasets.load(self.dataset, split)
+        if split != "train" or self.num_examples is None:
+            return stored
+        inputs, labels = (x[: self.num_examples] for x in stored[:2])
+        return stored._replace(inputs=inputs, labels=labels)
 
     @override
     def init_params(self, key: PRNGKeyArray) -> Params:

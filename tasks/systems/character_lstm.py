@@ -1,7 +1,7 @@
 """Character-level LSTM whose weights are the outer parameters."""
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import flax.linen as nn
 import jax
@@ -54,6 +54,9 @@ class CharacterLSTM(UnrolledSystem):
     """Path of a text file in the data directory. `descriptions` needs no file."""
     unit: Unit = "letter"
     """Token type of the text."""
+    sequence: Literal["text", "random", "repeated"] = "text"
+    """Sequence to read: the text, as many tokens of its vocabulary drawn uniformly, or
+    its first token repeated."""
 
     def __post_init__(self):
         if self.width < 1:
@@ -61,7 +64,13 @@ class CharacterLSTM(UnrolledSystem):
 
     @override
     def load(self) -> Int[Array, " characters"]:
-        return jnp.asarray(read_text(self.text, self.unit, "train"), jnp.int32)
+        text = jnp.asarray(read_text(self.text, self.unit, "train"), jnp.int32)
+        if self.sequence == "repeated":
+            return jnp.full_like(text, text[0])
+        if self.sequence == "random":
+            most = vocabulary_size(self.text, self.unit)
+            return jax.random.randint(jax.random.key(0), text.shape, 0, most)
+        return text
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:

@@ -91,3 +91,13 @@ def test_the_command_puts_tuners_side_by_side(tmp_path, capsys):
         command(["quadratic-schedule", "--tuners", "pbtt"])
     with pytest.raises(UserError, match="one system; tables-mlp has 2"):
         command(["tables-mlp"])
+
+
+@pytest.mark.parametrize("name", ["random", "pbt"])
+def test_a_box_of_its_own_replaces_the_radius(name):
+    box = OuterProblem(SYSTEM, horizon=40, low=(-9.0, -3.0), high=(-7.0, -2.0))
+    found = list(TUNERS[name].search(box, SYSTEM.load(), BUDGET, seed=0))[-1].theta
+    assert (np.asarray(box.low) <= found).all()
+    assert (found <= np.asarray(box.high)).all()
+    with pytest.raises(ValueError, match="must have the same length"):
+        OuterProblem(SYSTEM, horizon=40, low=(1.0,))

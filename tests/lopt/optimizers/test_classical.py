@@ -1,5 +1,7 @@
 """Learned SGD, momentum and Adam equal optax and their definitions in the papers."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,7 @@ import optax
 import pytest
 
 import lopt
+from lopt.errors import UserError
 from lopt.optimizers.classical import LearnedAdam, LearnedMomentum, LearnedSGD
 from lopt.optimizers.learning_rate import check_schedule, init_schedule, learning_rate
 from lopt.registry import OPTIMIZERS
@@ -294,3 +297,45 @@ def test_bad_hyperparameters_are_refused(fields, message):
 def test_an_unknown_schedule_is_refused_with_those_there_are():
     with pytest.raises(lopt.UserError, match=r"one of constant, linear,.*got 'square'"):
         check_schedule("square", 0.01)
+
+
+@pytest.mark.parametrize("schedule", ["power", "log-power"])
+def test_power_schedules_may_have_a_constant_other_than_the_horizon(schedule):
+    optimizer = LearnedSGD(schedule, initial_lr=0.5, initial_power=2.0, power_horizon=4)
+    tx = optimizer.as_optax(optimizer.init_theta(jax.random.key(0)), 20)
+    state, rates = tx.init(jnp.zeros(1)), []
+    for _ in range(5):
+        update, state = tx.update(jnp.ones(1), state)
+        rates.append(-float(update[0]))
+    expected = 0.5 / (1 + np.arange(5) / 4) ** 2
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def test_fixed_entries_are_not_in_theta_but_in_the_update(key):
+    whole = LearnedMomentum(l2=True, initial_l2=0.1, initial_lr=0.03)
+    some = dataclasses.replace(whole, fixed=("logit_decay", "log_lr"))
+    theta = some.init_theta(key)
+    assert list(theta) == ["log_l2"]
+    ours = run(some.as_optax(theta, 20), key)
+    theirs = run(whole.as_optax(whole.init_theta(key), 20), key)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-6)
+    with pytest.raises(UserError, match="Did you mean 'logit_decay'"):
+        LearnedMomentum(fixed=("logit_decays",))
+    with pytest.raises(UserError, match="must leave an entry of theta to learn"):
+        LearnedSGD(fixed=("log_lr",))
+
+
+def test_initial_values_are_drawn_from_their_ranges(key):
+    optimizer = LearnedMomentum(
+        num_blocks=200, lr_range=(1e-4, 1e-2), decay_range=(0.01, 0.9)
+    )
+    theta = optimizer.init_theta(key)
+    rates, decays = np.exp(theta["log_lr"]), jax.nn.sigmoid(theta["logit_decay"])
+    assert 1e-4 <= rates.min() < 3e-4
+    assert 3e-3 < rates.max() <= 1e-2
+    assert 0.01 <= decays.min() < 0.03
+    assert 0.8 < decays.max() <= 0.9
+    assert not np.allclose(theta["log_lr"], optimizer.init_theta(key)["logit_decay"])
+    for wrong in ((1.0, 0.1), (0.0, 1.0)):
+        with pytest.raises(UserError, match="`lr_range` must be two increasing"):
+            LearnedSGD(lr_range=wrong)

@@ -1,59 +1,13 @@
 """FLOPs and memory of compiled estimators scale as in the table of the paper."""
 
-from dataclasses import dataclass
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from meta_train.analysis.diagnostics import Probe
+from meta_train.analysis.scaling import Sized, exponents
 from meta_train.core.truncation import Truncation
-from meta_train.estimators import ESTIMATORS, PES
-from tasks.base import UnrolledSystem
-
-
-@dataclass(frozen=True)
-class Sized(UnrolledSystem):
-    """System with states and theta of any size, all of which affect the loss."""
-
-    state_size: int
-    theta_size: int
-
-    def load(self):
-        return ()
-
-    def init_theta(self, key):
-        return jnp.linspace(0.0, 0.1, self.theta_size)
-
-    def init_state(self, theta, data, horizon, key):
-        # Broadcast one draw: drawing the whole state would double its memory.
-        return jax.random.uniform(key) + jnp.zeros(self.state_size)
-
-    def sample_input(self, data, state, key):
-        return None
-
-    def step(self, theta, state, x):
-        push = jnp.mean(jnp.sin(theta))
-        state = jnp.tanh(0.5 * state + push)
-        return state, jnp.mean(state**2)
-
-
-def costs(name, *, k=8, t=256, n=4, s=512, p=512):
-    system = Sized(s, p)
-    truncation = Truncation(length=k, horizon=t)
-    estimator = ESTIMATORS[name](truncation, n)
-    theta = system.init_theta(jax.random.key(0))
-    cost = Probe(estimator, system, (), theta).cost
-    return np.array([cost.flops, cost.bytes])
-
-
-def exponents(name, axis, low, high, **others):
-    """Compute the scaling exponents of FLOPs and bytes between two sizes."""
-    few = costs(name, **{axis: low}, **others)
-    many = costs(name, **{axis: high}, **others)
-    return np.log(many / few) / np.log(high / low)
-
+from meta_train.estimators import PES
 
 # Exponents of (FLOPs, bytes) in window length, horizon and population size.
 EXPECTED = {

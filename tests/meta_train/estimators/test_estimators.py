@@ -18,6 +18,7 @@ from meta_train.estimators import (
     ESTIMATORS,
     PES,
     RTRL,
+    AugmentedRandomSearch,
     FullBackprop,
     FullES,
     GeneralizedPES,
@@ -373,3 +374,15 @@ def test_normalised_estimates_do_not_depend_on_the_unit_of_the_loss(
     names = {"loss": "loss_std", "estimate": "member_norm"}
     spread = estimate.diagnostics[names[normalize]]
     np.testing.assert_allclose(estimate.grad / spread, grads[0], rtol=1e-4)
+
+
+def test_augmented_random_search_equals_its_definition(key):
+    search = AugmentedRandomSearch(Truncation(5, 20), num_pairs=6, std=0.2)
+    data, theta = SYSTEM.load(), SYSTEM.init_theta(key)
+    estimate, _ = search.update(SYSTEM, data, theta, (), key)
+    full = FullES(Truncation(5, 20), num_pairs=6, std=0.2)
+    plain, _ = full.update(SYSTEM, data, theta, (), key)
+    # FullES is the mean over pairs of (loss_pos - loss_neg) noise / (2 std^2).
+    expected = 2 * 0.2 * plain.grad / plain.diagnostics["loss_std"]
+    np.testing.assert_allclose(estimate.grad, expected, rtol=1e-4)
+    assert not search.is_unbiased

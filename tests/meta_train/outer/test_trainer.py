@@ -11,7 +11,13 @@ from lopt.optimizers.scheduled_sgd import ScheduledSGD
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS, PES
-from meta_train.outer.outer_optimizer import OuterAdam
+from meta_train.outer.outer_optimizer import (
+    OUTER_OPTIMIZERS,
+    OuterAdam,
+    OuterAdamW,
+    OuterLamb,
+    OuterSGD,
+)
 from meta_train.outer.trainer import Trainer
 from tasks.synthetic.quadratic import RandomQuadratic
 from tasks.synthetic.toy_regression import ToyRegression
@@ -229,3 +235,42 @@ def test_weight_decay_pulls_theta_back_to_where_it_began():
     np.testing.assert_allclose(update, -0.1 * 0.5 * np.ones(2), rtol=1e-6)
     with pytest.raises(ValueError, match="`weight_decay` must be finite and not neg"):
         OuterAdam(weight_decay=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (OuterAdam(0.1, clip=None), optax.adam(0.1)),
+        (OuterSGD(0.1), optax.sgd(0.1)),
+        (OuterSGD(0.1, momentum=0.9, nesterov=True), optax.sgd(0.1, 0.9, True)),
+        (
+            OuterAdamW(0.1, weight_decay=0.2, clip=None),
+            optax.adamw(0.1, weight_decay=0.2),
+        ),
+        (
+            OuterLamb(0.1, weight_decay=0.2, clip=None),
+            optax.lamb(0.1, eps_root=0.0, eps=1e-8, weight_decay=0.2),
+        ),
+        (
+            OuterSGD(0.1, clip=0.5, clip_by="norm"),
+            optax.chain(optax.clip_by_global_norm(0.5), optax.sgd(0.1)),
+        ),
+        (OuterSGD(0.1, clip=0.5), optax.chain(optax.clip(0.5), optax.sgd(0.1))),
+    ],
+)
+def test_outer_optimizers_are_those_of_optax(ours, theirs):
+    theta = {"a": jnp.asarray([1.0, -2.0]), "b": jnp.asarray([0.3])}
+    grads = {"a": jnp.asarray([0.4, 3.0]), "b": jnp.asarray([-0.7])}
+    transforms = (ours.as_optax(10), theirs)
+    states = [tx.init(theta) for tx in transforms]
+    updates = [theta, theta]
+    for _ in range(3):
+        for i, tx in enumerate(transforms):
+            updates[i], states[i] = tx.update(grads, states[i], theta)
+        chex.assert_trees_all_close(*updates, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", OUTER_OPTIMIZERS)
+def test_outer_optimizers_name_an_invalid_field(name):
+    with pytest.raises(ValueError, match="`learning_rate` and `clip` must be positive"):
+        OUTER_OPTIMIZERS[name](learning_rate=-1.0)

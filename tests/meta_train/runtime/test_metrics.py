@@ -5,10 +5,17 @@ import json
 import resource
 import tracemalloc
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from meta_train.config.preset_configs import CONFIGS
-from meta_train.runtime.metrics import MetricsLog, read_metrics
+from meta_train.runtime.metrics import (
+    MetricsLog,
+    metric_columns,
+    read_metrics,
+    theta_metrics,
+)
 
 
 def open_log(tmp_path, step, say=print):
@@ -96,3 +103,24 @@ def test_resuming_takes_constant_memory(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1e6 < (tmp_path / "metrics.jsonl").stat().st_size / 5
+
+
+def test_columns_have_nan_where_a_metric_was_not_logged():
+    lines = [{"step": 0, "meta_loss": 2.0}, {"step": 5, "loss": None}]
+    columns = metric_columns(lines)
+    assert set(columns) == {"step", "meta_loss", "loss"}
+    np.testing.assert_array_equal(columns["step"], [0, 5])
+    np.testing.assert_array_equal(columns["meta_loss"], [2.0, np.nan])
+    assert np.isnan(columns["loss"]).all()
+    assert metric_columns([]) == {}
+
+
+def test_numbers_of_a_small_theta_have_names():
+    theta = {"lr": jnp.asarray([0.5, 0.25]), "scale": jnp.asarray(2.0)}
+    assert theta_metrics(theta) == {
+        "theta/lr/0": 0.5,
+        "theta/lr/1": 0.25,
+        "theta/scale": 2.0,
+    }
+    assert theta_metrics(jnp.asarray(1.0)) == {"theta": 1.0}
+    assert theta_metrics(jnp.zeros(33)) == {}

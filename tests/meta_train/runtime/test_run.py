@@ -18,6 +18,7 @@ from meta_train.config.config import write_config
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
+from meta_train.outer.trainer import Trainer
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.run import meta_train, resume
 from meta_train.runtime.run_directory import lock_run_directory
@@ -431,3 +432,30 @@ def test_a_population_that_the_devices_do_not_divide_is_refused(tmp_path, lopt_c
     assert refused.returncode == 2
     assert "multiple of the 4 devices" in refused.stderr
     assert "Try 8." in refused.stderr
+
+
+def test_a_run_from_python_returns_what_it_learned(tmp_path, capsys):
+    config = dataclasses.replace(
+        CONFIGS["quadratic-schedule"],
+        run_dir=tmp_path / "run",
+        num_outer_steps=20,
+        evaluate_every_steps=10,
+        wandb="off",
+    )
+    result = meta_train(config, quiet=True)
+    assert capsys.readouterr().out == ""
+    assert result.num_outer_steps == 20
+    assert result.export == tmp_path / "run" / "optimizer.safetensors"
+    np.testing.assert_array_equal(result.metrics["step"], [0, 10, 20])
+    per_update = config.estimator.num_inner_steps
+    np.testing.assert_array_equal(
+        result.metrics["inner_steps"], [0, 10 * per_update, 20 * per_update]
+    )
+    ends = [result.metrics[f"theta/{i}"][-1] for i in range(2)]
+    np.testing.assert_array_equal(ends, result.theta)
+    # Seeds share the compiled program.
+    before = Trainer.compiled_run._cache_size()
+    other = dataclasses.replace(config, seed=1, run_dir=tmp_path / "other")
+    again = meta_train(other, quiet=True)
+    assert Trainer.compiled_run._cache_size() == before
+    assert not np.array_equal(again.theta, result.theta)

@@ -7,6 +7,7 @@ import pytest
 
 from tasks.synthetic.quadratic import RandomQuadratic
 from tasks.synthetic.toy_regression import ToyRegression
+from tasks.systems.character_lstm import CharacterLSTM
 from tasks.systems.influence_balancing import InfluenceBalancing
 
 
@@ -48,3 +49,14 @@ def test_batches_of_a_quadratic_have_their_minimum_near_zero(key):
     _, minima = jax.vmap(lambda k: task.sample_batch(task.load(), k))(keys)
     standard_error = 0.5 / np.sqrt(len(keys))
     assert np.abs(minima.mean(axis=0)).max() < 4 * standard_error
+
+
+def test_sequences_of_the_character_lstm_are_text_random_or_repeated():
+    kinds = ("text", "random", "repeated")
+    text, random, repeated = (
+        np.asarray(CharacterLSTM(sequence=k).load()) for k in kinds
+    )
+    assert len(text) == len(random) == len(repeated)
+    assert len(np.unique(repeated)) == 1
+    # Letters of a text are far from uniform; those drawn are not.
+    assert np.bincount(random, minlength=27).std() < 0.2 * np.bincount(text).std()

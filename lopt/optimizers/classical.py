@@ -106,7 +106,7 @@ class _Classical(TensorOptimizer):
                 "params)`."
             )
         results = []
-        for grad, param, state, i, _ in tensors:
+        for grad, param, state, i, *_ in tensors:
             own = {k: x[i] for k, x in theta.items()} if self.num_blocks else theta
             if self.l2:
                 grad = grad + jnp.exp(own["log_l2"]) * cast(Array, param)

@@ -43,6 +43,11 @@ def mean_square(feature: Float[Array, "..."]) -> Float[Array, ""]:
     return jnp.mean(jnp.square(feature))
 
 
+def root_mean_square(param: Float[Array, "..."]) -> Float[Array, ""]:
+    """Compute the root mean square of an array, at least 3e-5."""
+    return jnp.sqrt(mean_square(param) + 1e-9)
+
+
 class Factored(NamedTuple):
     """Factored second moments as in Adafactor, one per decay.
 
@@ -104,6 +109,13 @@ def update_factored(
     )
 
 
+def by_size(factored: Factored, shape: Sequence[int]) -> Factored:
+    """Exchange `row` and `col` if that makes the largest axis the column axis."""
+    axes = factored_axes(shape)
+    is_reversed = axes is not None and shape[axes[0]] > shape[axes[1]]
+    return Factored(factored.col, factored.row) if is_reversed else factored
+
+
 def factors(
     factored: Factored, shape: Sequence[int]
 ) -> list[tuple[Float[Array, "..."], ...]]:
@@ -126,7 +138,7 @@ def factors(
         return [(jax.lax.rsqrt(jnp.maximum(v, 1e-9)),) for v in factored.row]
     found = []
     for row, col in zip(factored.row, factored.col, strict=True):
-        mean = row.mean(axes[0], keepdims=True)
+        mean = row.mean(axes, keepdims=True)  # `row` has size 1 along the other axis
         row_factor = jax.lax.rsqrt(jnp.maximum(row / (mean + 1e-9), 1e-9))
         found.append((row_factor, jax.lax.rsqrt(jnp.maximum(col, 1e-9))))
     return found

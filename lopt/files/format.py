@@ -53,7 +53,7 @@ def save(
     path = Path(path)
     tensors = {n: np.array(leaf, order="C") for n, leaf in named_leaves(theta)}
     try:
-        check_theta(optimizer, tensors)
+        _check_theta(optimizer, tensors)
         text = json.dumps(dict(card or {}), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"{path} cannot be written: {one_line(error)}") from error
@@ -185,7 +185,7 @@ def make_optimizer(
     described = {**header["hyperparameters"], "type": header["architecture"]}
     try:
         optimizer = from_dict(described, OPTIMIZERS)
-        template = check_theta(optimizer, tensors)
+        template = _check_theta(optimizer, tensors)
     # Hyperparameters from a file may raise any exception in any optimizer.
     except Exception as error:
         raise UserError(f"{path}: {one_line(error)}") from error
@@ -193,7 +193,7 @@ def make_optimizer(
     return optimizer, jax.tree.unflatten(jax.tree.structure(template), leaves)
 
 
-def check_theta(
+def _check_theta(
     optimizer: LearnedOptimizer, tensors: Mapping[str, np.ndarray]
 ) -> PyTree[jax.ShapeDtypeStruct]:
     """Validate `tensors` as outer parameters of `optimizer`.

@@ -10,7 +10,6 @@ from typing_extensions import override
 
 from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
-    NUM_EXTENDED,
     init_accumulators,
     update_accumulators,
 )
@@ -19,7 +18,6 @@ from lopt.optimizers.lstm_optimizer import (
     ReleasedLSTMOptimizer,
     TensorLSTM,
     check_lstm_sizes,
-    init_banks,
     mixed_step,
 )
 from lopt.optimizers.network import check_sizes
@@ -56,10 +54,8 @@ class Celo(ReleasedLSTMOptimizer):
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        key_first, key_network, *keys = jax.random.split(key, 2 + self.num_banks)
-        sizes = (NUM_EXTENDED, *[self.width] * self.depth, 3)
-        banks = init_banks(sizes, key_first, keys, self.num_banks**-2)
-        return {"banks": banks, "network": self._init_network(key_network)}
+        share = self.num_banks**-2
+        return self._init_with_banks(key, self.width, self.depth, share)
 
     @property
     @override

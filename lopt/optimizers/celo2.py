@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 from lopt.base import Theta
+from lopt.errors import UserError
 from lopt.optimizers.adafactor_features import (
     MOMENTUM,
     NUM_EXTENDED,
@@ -77,13 +78,13 @@ class Celo2(PerTensorOptimizer):
         check_sizes(self.width, self.depth)
         rates = self.learning_rate, self.adam_multiplier
         if not (min(rates) > 0 and self.weight_decay >= 0):
-            raise ValueError(
+            raise UserError(
                 "`learning_rate` and `adam_multiplier` must be positive and "
                 f"`weight_decay` not negative; got {rates} and {self.weight_decay}. "
                 "Try 1e-3, 20 and 0."
             )
         if not 0 <= self.adam_second_decay < 1:
-            raise ValueError(
+            raise UserError(
                 "`adam_second_decay` must lie in [0, 1); got "
                 f"{self.adam_second_decay}. Try 0.95."
             )

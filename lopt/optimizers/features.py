@@ -25,7 +25,7 @@ def clipped(grad: Float[Array, "*n"]) -> Float[Array, "*n"]:
 def decayed(
     old: Float[Array, "*n"],
     new: Float[Array, "*n"],
-    decay: float | Float[Array, ""],
+    decay: float | np.float32 | Float[Array, ""],
 ) -> Float[Array, "*n"]:
     """Update an exponential moving average: ``decay * old + (1 - decay) * new``."""
     return decay * old + (1 - decay) * new
@@ -90,7 +90,7 @@ def init_factored(param: Float[Array, "..."], num_decays: int) -> Factored:
 def update_factored(
     factored: Factored,
     grad: Float[Array, "..."],
-    decays: Sequence[float] | Float[Array, " decays"],
+    decays: Sequence[float | np.float32] | Float[Array, " decays"],
 ) -> Factored:
     """Update the factored second moments with one gradient."""
     squares = jnp.square(grad) + 1e-30

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -13,7 +12,6 @@ from typing_extensions import override
 from lopt.adapter import LeafInputs, StepInfo
 from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
-    NUM_EXTENDED,
     Definition,
     init_accumulators,
     update_accumulators,
@@ -31,7 +29,6 @@ from lopt.optimizers.lstm_optimizer import (
     TensorLSTM,
     check_lstm_sizes,
     clipped_log,
-    init_banks,
     mixed_step,
 )
 from lopt.optimizers.network import check_sizes
@@ -80,10 +77,8 @@ class HyperLSTM(LSTMOptimizer):
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        key_first, key_network, *keys = jax.random.split(key, 2 + self.num_banks)
-        sizes = (NUM_EXTENDED, *[self.width] * self.depth, 3)
-        banks = init_banks(sizes, key_first, keys, 1 / math.sqrt(self.num_banks))
-        return {"banks": banks, "network": self._init_network(key_network)}
+        share = 1 / math.sqrt(self.num_banks)
+        return self._init_with_banks(key, self.width, self.depth, share)
 
     @property
     @override

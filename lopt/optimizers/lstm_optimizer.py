@@ -12,7 +12,13 @@ from typing_extensions import override
 
 from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer, TensorState
 from lopt.base import Theta
-from lopt.optimizers.adafactor_features import MOMENTUM, Definition, apply_network
+from lopt.errors import UserError
+from lopt.optimizers.adafactor_features import (
+    MOMENTUM,
+    NUM_EXTENDED,
+    Definition,
+    apply_network,
+)
 from lopt.optimizers.loss_trend import (
     NUM_AVERAGES,
     LossTrend,
@@ -161,6 +167,29 @@ class LSTMOptimizer(TensorOptimizer):
         statistics = jnp.zeros((1, _NUM_RUN_FEATURES + self.num_statistics))
         return self._network.init(key, statistics, empty, empty, jnp.asarray(True))
 
+    def _init_with_banks(
+        self, key: PRNGKeyArray, width: int, depth: int, share: float
+    ) -> Theta:
+        """Initialize the LSTM, and MLPs whose mixture follows the momentum.
+
+        Args:
+            key: PRNG key.
+            width: Units in each hidden layer of an MLP.
+            depth: Number of hidden layers of an MLP.
+            share: Initial mixture coefficient of all MLPs.
+        """
+        network, sizes = self._network, (NUM_EXTENDED, *[width] * depth, 3)
+        keys = jax.random.split(key, 2 + network.num_banks)
+        banks = jax.vmap(lambda k: init_layers(sizes, k))(keys[2:])
+        # Shift all banks equally, so that their initial mixture is `first`.
+        first = init_layers(sizes, keys[0], copied_input=MOMENTUM + 1)
+        mixture = mix(banks, jnp.full(network.num_banks, share, jnp.float32))
+        shift = 1 / (network.num_banks * share)
+        banks = jax.tree.map(
+            lambda bank, a, b: bank + shift * (a - b)[None], banks, first, mixture
+        )
+        return {"banks": banks, "network": self._init_network(keys[1])}
+
     @override
     def init_shared(self, num_tensors: int) -> LSTMShared:
         shape = num_tensors, self.lstm_width
@@ -236,34 +265,10 @@ def clipped_log(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
 def check_lstm_sizes(lstm_width: int, num_banks: int = 1) -> None:
     """Validate that `lstm_width` and `num_banks` are at least 1."""
     if lstm_width < 1 or num_banks < 1:
-        raise ValueError(
+        raise UserError(
             "`lstm_width` and `num_banks` must be at least 1; got "
             f"lstm_width={lstm_width}, num_banks={num_banks}."
         )
-
-
-def init_banks(
-    sizes: Sequence[int], key: PRNGKeyArray, keys: Sequence[PRNGKeyArray], share: float
-) -> Theta:
-    """Initialize the weights of MLPs whose sum times `share` follows the momentum.
-
-    Args:
-        sizes: Sizes of the input, of each hidden layer and of the output of an MLP.
-        key: PRNG key of the mixed MLP.
-        keys: PRNG keys of the MLPs.
-        share: Initial mixture coefficient of all MLPs.
-
-    Returns:
-        Weights as from `init_layers`, stacked.
-    """
-    banks = jax.vmap(lambda k: init_layers(sizes, k))(jnp.stack(keys))
-    # Shift all banks equally, so that their initial mixture is `first`.
-    first = init_layers(sizes, key, copied_input=MOMENTUM + 1)
-    mixture = mix(banks, jnp.full(len(keys), share, jnp.float32))
-    shift = 1 / (len(keys) * share)
-    return jax.tree.map(
-        lambda bank, a, b: bank + shift * (a - b)[None], banks, first, mixture
-    )
 
 
 def mix(banks: Theta, shares: Float[Array, " banks"]) -> Theta:

@@ -11,8 +11,8 @@ from typing_extensions import override
 
 from lopt.adapter import LeafInputs
 from lopt.base import Theta
+from lopt.errors import UserError
 from lopt.optimizers.adafactor_features import (
-    NUM_EXTENDED,
     Decays,
     Definition,
     in_single_precision,
@@ -25,7 +25,6 @@ from lopt.optimizers.lstm_optimizer import (
     TensorLSTM,
     check_lstm_sizes,
     clipped_log,
-    init_banks,
     mixed_step,
 )
 from lopt.optimizers.network import check_sizes
@@ -65,17 +64,14 @@ class VeLO(ReleasedLSTMOptimizer):
         check_sizes(self.width, self.depth)
         check_lstm_sizes(self.lstm_width, self.num_banks)
         if not self.mixture_scale > 0:
-            raise ValueError(
+            raise UserError(
                 f"`mixture_scale` must be positive; got {self.mixture_scale}. Try 1."
             )
 
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
-        key_first, key_network, *keys = jax.random.split(key, 2 + self.num_banks)
-        sizes = (NUM_EXTENDED, *[self.width] * self.depth, 3)
         share = self.mixture_scale / self.num_banks
-        banks = init_banks(sizes, key_first, keys, share)
-        return {"banks": banks, "network": self._init_network(key_network)}
+        return self._init_with_banks(key, self.width, self.depth, share)
 
     @property
     @override

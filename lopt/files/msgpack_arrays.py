@@ -64,7 +64,7 @@ def _read_bytes(path: Path) -> bytes:
                 f"{about.st_size:,}. Try the file of a learned optimizer."
             )
         with path.open("rb") as file:
-            return file.read(_LARGEST_FILE)
+            return file.read(about.st_size)
     except OSError as error:
         raise UserError(
             f"{path} must be a readable file; got: {os.strerror(error.errno or 0)}. "

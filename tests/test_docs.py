@@ -45,6 +45,7 @@ WORK = {
     "meta-train": "meta_train.runtime.run.meta_train",
     "plot": "meta_train.runtime.export.restore",
     "export": "meta_train.runtime.export.export_run",
+    "import": "lopt.files.released.import_theta",
     "show": "lopt.files.format.read_card",
     "evaluate": "evaluation.evaluate",
     "estimators": "meta_train.analysis.diagnostics.diagnose",

@@ -212,7 +212,17 @@ def _scaling(
     if len(shape) > 1 or not definition.vector_epsilons:
         return [x for parts in factors(factored, shape) for x in parts]
     own = [e for e in definition.vector_epsilons if e is not None]
-    return [jax.lax.rsqrt(row + e) for e in own for row in factored.row]
+    return [_inverse_root(row + e) for e in own for row in factored.row]
+
+
+def _inverse_root(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
+    """Compute ``1 / sqrt(x)``, with derivative 0 where that overflows.
+
+    The second moment of an entry that has never had a gradient is below 1e-30.
+    """
+    smallest = 1e-24
+    root = jax.lax.rsqrt(jnp.maximum(x, smallest))
+    return jnp.where(x > smallest, root, jax.lax.stop_gradient(jax.lax.rsqrt(x)))
 
 
 def _in_order(

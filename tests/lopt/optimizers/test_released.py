@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import lopt
+from lopt.optimizers.celo import Celo
 from lopt.optimizers.celo2 import Celo2
 from lopt.optimizers.celo_adam import CeloAdam
 from lopt.optimizers.velo import VeLO
@@ -137,7 +138,7 @@ def test_an_imported_optimizer_equals_its_definition(name, tmp_path):
 @pytest.mark.parametrize(
     ("optimizer", "count"),
     [
-        (lopt.Celo(), 37_089),
+        (Celo(), 37_089),
         (CeloAdam(), 36_865),
         (VeLO(), 46_337),
         (VeLO(lstm_width=512, num_banks=256, mixture_scale=100.0), 2_320_385),
@@ -148,6 +149,40 @@ def test_an_imported_optimizer_equals_its_definition(name, tmp_path):
 def test_number_of_parameters(optimizer, count, key):
     theta = jax.eval_shape(optimizer.init_theta, key)
     assert sum(x.size for x in jax.tree.leaves(theta)) == count
+
+
+SMALL = [Celo(lstm_width=4), CeloAdam(lstm_width=4), VeLO(4, 2), Celo2()]
+every_small = pytest.mark.parametrize(
+    "optimizer", SMALL, ids=lambda x: type(x).__name__
+)
+
+
+@every_small
+def test_steps_have_derivatives_where_gradients_are_zero(optimizer, key):
+    scales = jnp.asarray([[0.0, 1.0], [0.0, 2.0]])
+
+    def total(theta):
+        tx = optimizer.as_optax(theta, NUM_STEPS)
+        params = jnp.asarray([1.0, 2.0])
+        state = tx.init(params)
+        for scale in scales:
+            updates, state = tx.update(scale * params, state, params, value=1.0)
+            params = optax.apply_updates(params, updates)
+        return params.sum()
+
+    derivatives = jax.jit(jax.grad(total))(optimizer.init_theta(key))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(derivatives))
+
+
+@pytest.mark.parametrize("loss", [np.nan, np.inf])
+def test_a_loss_that_is_no_number_does_no_lasting_damage(loss, key):
+    optimizer = Celo(lstm_width=4)
+    tx = optimizer.as_optax(optimizer.init_theta(key), NUM_STEPS)
+    params, update = jnp.asarray([1.0, 2.0]), jax.jit(tx.update)
+    state = tx.init(params)
+    for value in (1.0, loss, 0.5):
+        updates, state = update(params, state, params, value=value)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
 
 
 def test_adam_updates_the_tensors_that_are_named(key):

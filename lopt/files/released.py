@@ -17,7 +17,7 @@ import numpy as np
 
 from lopt.base import LearnedOptimizer, Theta
 from lopt.errors import UserError, one_line
-from lopt.files import haiku
+from lopt.files import haiku_theta
 from lopt.files.dataclass_json import from_dict, to_dict
 from lopt.files.format import named_leaves, save
 from lopt.files.msgpack_arrays import read_arrays
@@ -38,7 +38,7 @@ _READS_NOTHING = "num_steps is not used: the optimizer does not read time or pro
 
 
 Conversion: TypeAlias = Callable[
-    [haiku.Tensors], tuple[LearnedOptimizer, haiku.Weights]
+    [haiku_theta.Tensors], tuple[LearnedOptimizer, haiku_theta.Weights]
 ]
 
 
@@ -47,7 +47,7 @@ class Format:
     """Format of released files.
 
     Attributes:
-        kind: Kind of files, as from `haiku.kind_of`.
+        kind: Kind of files, as from `haiku_theta.kind_of`.
         convert: Function from the tensors to an optimizer and its `theta`.
         sources: Projects that write it.
         licenses: Licenses of these projects.
@@ -89,7 +89,7 @@ def import_theta(
     """
     found = _find_format(name)
     arrays = _without_checkpoint(read_arrays(path))
-    kind = haiku.kind_of(arrays)
+    kind = haiku_theta.kind_of(arrays)
     if kind != found.kind:
         others = [each for each, format_ in FORMATS.items() if format_.kind == kind]
         hint = f"Try `lopt import {others[0]}`." if others else "Try another file."
@@ -98,11 +98,11 @@ def import_theta(
             f"are those of {kind or 'no known optimizer'}. {hint}"
         )
     try:
-        tensors = haiku.Tensors(arrays)
+        tensors = haiku_theta.Tensors(arrays)
         optimizer, theta = found.convert(tensors)
         tensors.check_taken()
         _check_shapes(optimizer, theta)
-    except (ValueError, IndexError) as error:  # NumPy raises both for odd shapes
+    except Exception as error:  # shapes from a file may raise any exception
         raise UserError(
             f"{path} must have the tensors of {found.kind}; {one_line(error)}. It may "
             "be damaged: copy or download it again."
@@ -125,7 +125,7 @@ def _find_format(name: str) -> Format:
     )
 
 
-def _check_shapes(optimizer: LearnedOptimizer, theta: haiku.Weights) -> None:
+def _check_shapes(optimizer: LearnedOptimizer, theta: haiku_theta.Weights) -> None:
     """Validate `theta`, with names of this package in the errors."""
     template = jax.eval_shape(optimizer.init_theta, jax.random.key(0))
     expected = {name: x.shape for name, x in named_leaves(template)}
@@ -191,14 +191,18 @@ def _without_checkpoint(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarra
 _BOTH = (_GOOGLE, _CELO), (_APACHE, _MIT)
 _FROM_CELO = (_CELO,), (_MIT,)
 FORMATS = {
-    "celo": Format("Celo", haiku.celo, *_FROM_CELO, _READS_RUN),
-    "celo-adam": Format("Celo-Adam", haiku.celo_adam, *_FROM_CELO, _READS_RUN),
-    "celo2": Format("Celo2", haiku.celo2, *_FROM_CELO, _READS_NOTHING),
-    "celo2-base": Format("Celo2", haiku.celo2_base, *_FROM_CELO, _READS_NOTHING),
-    "velo": Format("VeLO", haiku.velo, *_FROM_CELO, _READS_RUN),
-    "velo-4000": Format("VeLO", haiku.velo_4000, *_BOTH, _READS_RUN),
-    "adafac-mlp": Format("Adafactor-MLP", haiku.adafactor_mlp, *_BOTH, _READS_STEP),
-    "small-fc-lopt": Format("Adafactor-MLP", haiku.adafactor_mlp, *_BOTH, _READS_STEP),
+    "celo": Format("Celo", haiku_theta.celo, *_FROM_CELO, _READS_RUN),
+    "celo-adam": Format("Celo-Adam", haiku_theta.celo_adam, *_FROM_CELO, _READS_RUN),
+    "celo2": Format("Celo2", haiku_theta.celo2, *_FROM_CELO, _READS_NOTHING),
+    "celo2-base": Format("Celo2", haiku_theta.celo2_base, *_FROM_CELO, _READS_NOTHING),
+    "velo": Format("VeLO", haiku_theta.velo, *_FROM_CELO, _READS_RUN),
+    "velo-4000": Format("VeLO", haiku_theta.velo_4000, *_BOTH, _READS_RUN),
+    "adafac-mlp": Format(
+        "Adafactor-MLP", haiku_theta.adafactor_mlp, *_BOTH, _READS_STEP
+    ),
+    "small-fc-lopt": Format(
+        "Adafactor-MLP", haiku_theta.adafactor_mlp, *_BOTH, _READS_STEP
+    ),
 }
 """Formats of released files by name. `velo` and `velo-4000` differ in
 `VeLO.mixture_scale`, which a file does not contain."""

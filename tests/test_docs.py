@@ -78,7 +78,7 @@ def test_commands_in_the_documentation_are_valid(command, tmp_path, monkeypatch,
         folder.mkdir(parents=True)
         config = dataclasses.replace(CONFIGS["quadratic-schedule"], run_dir=folder)
         write_config(config)
-    for file in ("mine", "file"):
+    for file in ("mine", "file", "celo", "celo2"):
         optimizer = PerParameterMLP(width=8)
         theta = optimizer.init_theta(key)
         lopt.save(tmp_path / f"{file}.safetensors", optimizer, theta)

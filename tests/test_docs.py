@@ -45,6 +45,7 @@ WORK = {
     "meta-train": "meta_train.runtime.run.meta_train",
     "plot": "meta_train.runtime.export.restore",
     "export": "meta_train.runtime.export.export_run",
+    "import": "lopt.files.released.import_theta",
     "show": "lopt.files.format.read_card",
     "evaluate": "evaluation.evaluate",
     "estimators": "meta_train.analysis.diagnostics.diagnose",
@@ -78,7 +79,7 @@ def test_commands_in_the_documentation_are_valid(command, tmp_path, monkeypatch,
         folder.mkdir(parents=True)
         config = dataclasses.replace(CONFIGS["quadratic-schedule"], run_dir=folder)
         write_config(config)
-    for file in ("mine", "file"):
+    for file in ("mine", "file", "celo", "celo2"):
         optimizer = PerParameterMLP(width=8)
         theta = optimizer.init_theta(key)
         lopt.save(tmp_path / f"{file}.safetensors", optimizer, theta)

@@ -19,6 +19,10 @@ COMMANDS = {
         "meta_train.cli.export:export",
         "Export the learned optimizer of a run.",
     ),
+    "import": (
+        "lopt.cli.import_released:import_released",
+        "Import a released optimizer: Celo, Celo2, VeLO, Adafactor-MLP.",
+    ),
     "show": ("lopt.cli.show:show", "Show the card of an exported optimizer."),
     "plot": ("meta_train.cli.plot:plot", "Plot the metrics of a run."),
     "evaluate": (

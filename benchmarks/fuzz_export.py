@@ -143,7 +143,7 @@ def _compare(
     said = {**header["hyperparameters"], "type": header["architecture"]}
     if to_dict(optimizer) != _complete(said):
         return WRONG, f"{optimizer} instead of {said}"
-    tensors = {n: np.asarray(x) for n, x in file_format._named_leaves(theta)}
+    tensors = {n: np.asarray(x) for n, x in file_format.named_leaves(theta)}
     if tensors.keys() != mutant.tensors.keys():
         return WRONG, f"tensors {sorted(tensors)}"
     for name, tensor in mutant.tensors.items():

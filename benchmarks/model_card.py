@@ -3,10 +3,11 @@
     lopt evaluate general-1 --suite heldout --num-seeds 5 --ablate untrained --out OUT
     python -m benchmarks.model_card OUT/results.json
 
-The first optimizer of the evaluation is the subject of the card. The first table
-compares its final training loss with that of tuned Adam, of the best tuned baseline and
-of its untrained theta, and its test metric with that of tuned Adam. The summary has a
-row for each further optimizer, such as other seeds of the recipe.
+The first optimizer of the evaluation is the subject of the card, unless `--name` gives
+another. The first table compares its final training loss with that of tuned Adam, of
+the best tuned baseline and of its untrained theta, and its test metric with that of
+tuned Adam. The summary has a row for each further optimizer, such as other seeds of the
+recipe.
 """
 
 import argparse
@@ -21,10 +22,12 @@ UNTRAINED = "-untrained"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
-    results = json.loads(parser.parse_args().results.read_text())
+    parser.add_argument("--name")
+    options = parser.parse_args()
+    results = json.loads(options.results.read_text())
     names = [n for n in results["contenders"] if not n.endswith(UNTRAINED)]
     baselines = results["how"]["baselines"]
-    for line in _task_table(results["cases"], names[0], baselines):
+    for line in _task_table(results["cases"], options.name or names[0], baselines):
         print(line)
     print()
     for line in _summary_table(results, baselines):

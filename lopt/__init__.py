@@ -19,7 +19,11 @@ if TYPE_CHECKING:
         save as save,
     )
     from lopt.files.load import load as load
+    from lopt.files.released import import_theta as import_theta
     from lopt.optimizers.adafactor_mlp import AdafactorMLP as AdafactorMLP
+    from lopt.optimizers.celo import Celo as Celo
+    from lopt.optimizers.celo2 import Celo2 as Celo2
+    from lopt.optimizers.celo_adam import CeloAdam as CeloAdam
     from lopt.optimizers.classical import (
         LearnedAdam as LearnedAdam,
         LearnedMomentum as LearnedMomentum,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from lopt.optimizers.normalized_mlp import NormalizedMLP as NormalizedMLP
     from lopt.optimizers.per_parameter_mlp import PerParameterMLP as PerParameterMLP
     from lopt.optimizers.scheduled_sgd import ScheduledSGD as ScheduledSGD
+    from lopt.optimizers.velo import VeLO as VeLO
     from lopt.pretrained import list_pretrained as list_pretrained
     from lopt.registry import (
         OPTIMIZERS as OPTIMIZERS,
@@ -45,7 +50,11 @@ _EXPORTS = {
     "lopt.errors": ["UserError"],
     "lopt.files.format": ["load_theta", "read_card", "save"],
     "lopt.files.load": ["load"],
+    "lopt.files.released": ["import_theta"],
     "lopt.optimizers.adafactor_mlp": ["AdafactorMLP"],
+    "lopt.optimizers.celo": ["Celo"],
+    "lopt.optimizers.celo2": ["Celo2"],
+    "lopt.optimizers.celo_adam": ["CeloAdam"],
     "lopt.optimizers.classical": ["LearnedAdam", "LearnedMomentum", "LearnedSGD"],
     "lopt.optimizers.coordinate_lstm": ["CoordinateLSTM"],
     "lopt.optimizers.hierarchical_rnn": ["HierarchicalRNN"],
@@ -55,6 +64,7 @@ _EXPORTS = {
     "lopt.optimizers.normalized_mlp": ["NormalizedMLP"],
     "lopt.optimizers.per_parameter_mlp": ["PerParameterMLP"],
     "lopt.optimizers.scheduled_sgd": ["ScheduledSGD"],
+    "lopt.optimizers.velo": ["VeLO"],
     "lopt.pretrained": ["list_pretrained"],
     "lopt.registry": ["OPTIMIZERS", "register_optimizer"],
 }

@@ -16,11 +16,11 @@ from lopt.errors import UserError
 from lopt.explicit_axes import with_automatic_axes
 from lopt.pytrees import (
     align,
+    all_keys,
     check_alike,
     check_floating,
     flatten,
     gather,
-    names,
     vector,
 )
 
@@ -63,6 +63,7 @@ class LeafInputs(NamedTuple):
         leaf_index: Index among the tensors of the parameters, in flattening order.
             Tensors without a gradient are counted if `update` received the parameters.
         name: Last key of the leaf's path, in lower case, such as ``kernel``.
+        path: All keys of the leaf's path, such as ``params/Dense_0/kernel``.
     """
 
     grad: Float[Array, "..."]
@@ -70,6 +71,7 @@ class LeafInputs(NamedTuple):
     state: TensorState
     leaf_index: int
     name: str = ""
+    path: str = ""
 
 
 class LearnedState(NamedTuple):
@@ -192,7 +194,7 @@ class TensorOptimizer(LearnedOptimizer):
                 for i, leaf in enumerate(leaves)
                 if leaf is not None and jnp.size(leaf)
             ]
-            keys = names(updates)
+            keys = all_keys(updates)
             places = list(itertools.accumulate(leaf is not None for leaf in values))
             tensors = [
                 LeafInputs(
@@ -200,7 +202,8 @@ class TensorOptimizer(LearnedOptimizer):
                     None if params is None else _float32(values[i]),
                     jax.tree.unflatten(structure, states[i]),
                     places[i] - 1,
-                    keys[i],
+                    keys[i][-1].lower() if keys[i] else "",
+                    "/".join(keys[i]),
                 )
                 for i in live
             ]

@@ -43,17 +43,21 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
     return jax.tree.flatten(tree, is_leaf=lambda x: x is None)
 
 
-def names(tree: Any) -> list[str]:
-    """Last key of each leaf's path, in lower case (see `leaf_name`)."""
+def all_keys(tree: Any) -> list[list[str]]:
+    """List the keys of each leaf's path (see `_keys`)."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)
-    return [leaf_name(path).lower() for path, _ in paths]
+    return [_keys(path) for path, _ in paths]
 
 
 def leaf_name(path: Sequence[Any]) -> str:
-    """Last key of a path, ignoring the `value` of NNX variables and Flax boxes."""
+    """Last key of a path, or an empty string."""
+    return next(reversed(_keys(path)), "")
+
+
+def _keys(path: Sequence[Any]) -> list[str]:
+    """Keys of a path, ignoring the `value` of NNX variables and Flax boxes."""
     keys = [jax.tree_util.keystr((key,), simple=True) for key in path]
-    names = [key for key in keys if key != "value"]
-    return names[-1] if names else ""
+    return [key for key in keys if key != "value"]
 
 
 def align(treedef: Any, tree: Any) -> list[Any]:

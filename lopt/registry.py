@@ -9,6 +9,9 @@ from typing import TypeVar
 from lopt.base import LearnedOptimizer
 from lopt.errors import UserError
 from lopt.optimizers.adafactor_mlp import AdafactorMLP
+from lopt.optimizers.celo import Celo
+from lopt.optimizers.celo2 import Celo2
+from lopt.optimizers.celo_adam import CeloAdam
 from lopt.optimizers.classical import LearnedAdam, LearnedMomentum, LearnedSGD
 from lopt.optimizers.coordinate_lstm import CoordinateLSTM
 from lopt.optimizers.hierarchical_rnn import HierarchicalRNN
@@ -18,6 +21,7 @@ from lopt.optimizers.mu_transfer import MuTransfer
 from lopt.optimizers.normalized_mlp import NormalizedMLP
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
+from lopt.optimizers.velo import VeLO
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -31,6 +35,10 @@ OPTIMIZERS: dict[str, type[LearnedOptimizer]] = {
         CoordinateLSTM,
         HierarchicalRNN,
         HyperLSTM,
+        VeLO,
+        Celo,
+        CeloAdam,
+        Celo2,
         LearnedSGD,
         LearnedMomentum,
         LearnedAdam,

@@ -9,10 +9,8 @@ if TYPE_CHECKING:
         candidates as candidates,
         diagnose as diagnose,
     )
-    from meta_train.config.config import (
-        MetaTrainConfig as MetaTrainConfig,
-        read_config as read_config,
-    )
+    from meta_train.config.config import MetaTrainConfig as MetaTrainConfig
+    from meta_train.config.config_file import read_config as read_config
     from meta_train.config.preset_configs import CONFIGS as CONFIGS, compose as compose
     from meta_train.core.inner_training import InnerTraining as InnerTraining
     from meta_train.core.objectives import (
@@ -64,7 +62,8 @@ if TYPE_CHECKING:
 
 _EXPORTS = {
     "meta_train.analysis.diagnostics": ["candidates", "diagnose"],
-    "meta_train.config.config": ["MetaTrainConfig", "read_config"],
+    "meta_train.config.config": ["MetaTrainConfig"],
+    "meta_train.config.config_file": ["read_config"],
     "meta_train.config.preset_configs": ["CONFIGS", "compose"],
     "meta_train.core.inner_training": ["InnerTraining"],
     "meta_train.core.objectives": ["FinalLoss", "LateLoss", "LogLoss"],

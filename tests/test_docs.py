@@ -14,7 +14,7 @@ import pytest
 import lopt
 from lopt.cli.main import main
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
-from meta_train.config.config import write_config
+from meta_train.config.config_file import write_config
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.estimators import ESTIMATORS
 
@@ -45,9 +45,11 @@ WORK = {
     "meta-train": "meta_train.runtime.run.meta_train",
     "plot": "meta_train.runtime.export.restore",
     "export": "meta_train.runtime.export.export_run",
+    "import": "lopt.files.released.import_theta",
     "show": "lopt.files.format.read_card",
     "evaluate": "evaluation.evaluate",
     "estimators": "meta_train.analysis.diagnostics.diagnose",
+    "reproduce": "evaluation.paper.experiment.Experiment.check_prepared",
     "tune": "evaluation.tuners.episodes.OuterProblem.__init__",
     "plan": "meta_train.analysis.resource_plan.tpu_devices",
     "tasks": "tasks.size.size",
@@ -77,14 +79,14 @@ def test_commands_in_the_documentation_are_valid(command, tmp_path, monkeypatch,
         folder.mkdir(parents=True)
         config = dataclasses.replace(CONFIGS["quadratic-schedule"], run_dir=folder)
         write_config(config)
-    for file in ("mine", "file"):
+    for file in ("mine", "file", "celo", "celo2"):
         optimizer = PerParameterMLP(width=8)
         theta = optimizer.init_theta(key)
         lopt.save(tmp_path / f"{file}.safetensors", optimizer, theta)
     arguments = [{"N": "2", "I": "0"}.get(word, word) for word in arguments]
     with (
         mock.patch.dict(os.environ, JAX_NUM_CPU_DEVICES="1"),
-        mock.patch("meta_train.devices.distributed.start"),
+        mock.patch("meta_train.devices.launch.start"),
         mock.patch("evaluation.cli.evaluate._files", return_value={}),
         mock.patch("meta_train.config.presets.Preset.check_prepared"),
         mock.patch(WORK[name], side_effect=ReachedError),

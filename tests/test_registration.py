@@ -8,7 +8,8 @@ import pytest
 
 import lopt
 from lopt.registry import register_optimizer
-from meta_train.config.config import MetaTrainConfig, read_config, write_config
+from meta_train.config.config import MetaTrainConfig
+from meta_train.config.config_file import read_config, write_config
 from meta_train.config.preset_configs import CONFIGS, compose
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation

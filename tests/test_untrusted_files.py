@@ -22,9 +22,9 @@ from lopt.files import format as file_format
 from lopt.files.dataclass_json import to_dict
 from lopt.kernels import native
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
-from meta_train.config.config import read_config, write_config
+from meta_train.config.config_file import read_config, write_config
 from meta_train.config.preset_configs import CONFIGS
-from meta_train.devices.distributed import Launch
+from meta_train.devices.launch import Launch
 from tasks import datasets
 from tasks.datasets.images import _check_features
 from tasks.prepared import DataError, read_file

@@ -63,7 +63,7 @@ def evaluate(arguments: Sequence[str]) -> int:
     from lopt.cache_directory import cache_folder
     from lopt.errors import UserError, lookup
     from lopt.pretrained import list_pretrained, resolve
-    from meta_train.config.config import read_config
+    from meta_train.config.config_file import read_config
     from meta_train.config.own_code import class_name
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable

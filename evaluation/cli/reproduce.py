@@ -44,6 +44,7 @@ def reproduce(arguments: Sequence[str]) -> int:
     )
     from evaluation.paper import EXPERIMENTS
     from evaluation.paper.experiment import SCALES
+    from evaluation.paper.runner import check_directory
     from meta_train.runtime.run_directory import check_writable
 
     if options.list:
@@ -59,9 +60,10 @@ def reproduce(arguments: Sequence[str]) -> int:
     chosen = (
         experiments.values() if options.name == "all" else [experiments[options.name]]
     )
+    out = options.out or Path("runs/paper") / scale
     for experiment in chosen:
         experiment.check_prepared()
-    out = options.out or Path("runs/paper") / scale
+        check_directory(experiment, scale, out)
     check_writable(out, flag="--out")
     if options.name == "all":
         return _run_all(options, experiments, scale, out)

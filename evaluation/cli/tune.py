@@ -13,7 +13,6 @@ from lopt.errors import UserError, lookup
 from meta_train.cli.preset import parse_preset
 
 SCHEMA = 1
-_NUM_POINTS = 10  # Maximum number of points of a search to evaluate.
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,10 @@ def tune(arguments: Sequence[str]) -> int:
         "Search for the theta of a preset by its losses alone, and by meta-training, "
         "at equal numbers of inner steps. The extra `tuners` brings Optuna.",
     )
+    import jax
+
     from evaluation.tuners.episodes import OuterProblem
+    from evaluation.tuners.judge import judge
     from evaluation.tuners.tuners import TUNERS, MetaTraining
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
@@ -66,6 +68,7 @@ def tune(arguments: Sequence[str]) -> int:
     searched = {**tuners, estimator: MetaTraining(trainer)}
     out = options.out or Path("runs/tune") / name
     check_writable(out, flag="--out")
+    key = jax.random.fold_in(jax.random.key(options.seed), 2**32 - 6)
     problem = OuterProblem(trainer.systems[0], config.horizon, radius=options.radius)
     found: dict[str, list[dict[str, Any]]] = {n: [] for n in searched}
     total = len(searched) * options.num_repeats
@@ -78,9 +81,13 @@ def tune(arguments: Sequence[str]) -> int:
                 history = search.search(
                     problem, data, options.num_episodes * problem.horizon, seed
                 )
-                found[tuner].append(
-                    _judge(trainer, problem, data, list(history), options)
-                )
+                kept = list(history)
+                if not kept:
+                    raise UserError(
+                        "`num_episodes` must be enough for a first decision; got "
+                        f"{options.num_episodes}. Try {10 * options.num_episodes}."
+                    )
+                found[tuner].append(judge(problem, data, kept, options.num_runs, key))
                 progress.advance(tuner)
     content = {
         "schema": SCHEMA,
@@ -93,39 +100,6 @@ def tune(arguments: Sequence[str]) -> int:
     progress.console.print(_table(name, options, found))
     progress.say(f"Figure and numbers: {out / 'tune.png'}, {out / 'tune.json'}")
     return 0
-
-
-def _judge(
-    trainer: Any, problem: Any, data: Any, history: list[Any], options: _Tune
-) -> dict[str, Any]:
-    """Evaluate the best `theta` so far at several points of a search.
-
-    All points of all searches are evaluated on the same new episodes.
-
-    Returns:
-        Inner steps and meta-losses of the points; a non-finite loss is `None`.
-    """
-    import jax
-
-    if not history:
-        raise UserError(
-            "`num_episodes` must be enough for a first decision; got "
-            f"{options.num_episodes}. Try {10 * options.num_episodes}."
-        )
-    key = jax.random.fold_in(jax.random.key(options.seed), 2**32 - 6)
-    rows = np.unique(np.linspace(0, len(history) - 1, _NUM_POINTS).astype(int))
-    kept = [history[i] for i in rows]
-
-    def score(theta):
-        return float(
-            trainer.meta_loss((data,), theta, problem.horizon, options.num_runs, key)[0]
-        )
-
-    losses = [score(each.theta) for each in kept]
-    return {
-        "num_steps": [each.num_steps for each in kept],
-        "losses": [loss if np.isfinite(loss) else None for loss in losses],
-    }
 
 
 def _table(name: str, options: _Tune, found: Mapping[str, Any]) -> Table:

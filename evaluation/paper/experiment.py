@@ -5,26 +5,19 @@ paper as defaults; smaller scales override some of them.
 """
 
 import dataclasses
+import functools
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-import jax
-import numpy as np
-from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from evaluation.paper.records import Records
 from lopt.errors import UserError
-from meta_train.analysis.surface import meta_surface
 from meta_train.config.config import MetaTrainConfig
-from meta_train.estimators import GradientEstimator
-from meta_train.outer.outer_optimizer import OuterOptimizer
-from tasks.base import UnrolledSystem
-from tasks.zoo import check_prepared
+from tasks.zoo_queries import check_prepared
 
 Scale: TypeAlias = Literal["smoke", "small", "paper"]
 SCALES: dict[str, Scale] = {"smoke": "smoke", "small": "small", "paper": "paper"}
@@ -124,6 +117,13 @@ class Experiment(ABC):
         names = [job.name.rpartition("/seed-")[0] for job in self.jobs()]
         return list(dict.fromkeys(name for name in names if name))
 
+    def repeats(self, method: str, work: Callable[[int], Any]) -> list[Job]:
+        """List one job for each seed, the argument of `work`."""
+        return [
+            Job(f"{method}/seed-{seed}", functools.partial(work, seed))
+            for seed in range(self.num_seeds)
+        ]
+
     def runs(self, methods: Mapping[str, MetaTrainConfig]) -> list[Job]:
         """List one meta-training run for each method, by name, and seed."""
         return [
@@ -131,68 +131,6 @@ class Experiment(ABC):
             for method, config in methods.items()
             for seed in range(self.num_seeds)
         ]
-
-
-def training(
-    system: UnrolledSystem,
-    estimator: GradientEstimator,
-    outer_optimizer: OuterOptimizer,
-    num_outer_steps: int,
-    *,
-    num_points: int = 50,
-    num_evaluation_runs: int = 1,
-    **fields: Any,
-) -> MetaTrainConfig:
-    """Configure a run that is evaluated and logged at `num_points` points.
-
-    Runs of an experiment may diverge, which is a result: they never stop early.
-    """
-    every = max(1, num_outer_steps // num_points)
-    num_outer_steps -= num_outer_steps % every  # so that the last theta is evaluated
-    return MetaTrainConfig(
-        systems=(system,),
-        estimator=estimator,
-        outer_optimizer=outer_optimizer,
-        num_outer_steps=num_outer_steps,
-        log_every_steps=every,
-        evaluate_every_steps=every,
-        num_evaluation_runs=num_evaluation_runs,
-        max_faulty_updates=0,
-        run_dir=Path("unused"),
-        wandb="off",
-        **fields,
-    )
-
-
-def surface(
-    name: str,
-    system: UnrolledSystem,
-    axes: Sequence[Float[np.ndarray, " n"]],
-    horizon: int,
-    num_runs: int = 1,
-) -> Job:
-    """Create the job that computes a meta-objective surface.
-
-    Its result has the keys ``axes`` and ``losses``.
-    """
-
-    def compute():
-        key = jax.random.key(0)
-        data, theta = system.load(), system.init_theta(key)
-        losses = meta_surface(system, data, theta, axes, horizon, num_runs, key)
-        return {"axes": [axis.tolist() for axis in axes], "losses": losses.tolist()}
-
-    return Job(name, compute)
-
-
-def with_estimators(
-    config: MetaTrainConfig, estimators: Mapping[str, GradientEstimator]
-) -> dict[str, MetaTrainConfig]:
-    """Configure one run for each estimator, by name."""
-    return {
-        name: dataclasses.replace(config, estimator=estimator)
-        for name, estimator in estimators.items()
-    }
 
 
 def conclude(parts: Sequence[tuple[str, bool | None]]) -> Verdict:

@@ -7,7 +7,8 @@ import numpy as np
 from typing_extensions import override
 
 from evaluation.paper import looks
-from evaluation.paper.experiment import Experiment, conclude, training, with_estimators
+from evaluation.paper.experiment import Experiment, conclude
+from evaluation.paper.jobs import training, with_estimators
 from evaluation.paper.records import is_lower, settled, spread
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES, RTRL, UORO, TruncatedBackprop

@@ -46,7 +46,8 @@ def look(method: str, index: int = 0) -> dict[str, Any]:
 def shade(value: float, index: int) -> dict[str, Any]:
     """Line properties of a value of an ablation, from light to dark in [0, 1]."""
     grey = 0.75 - 0.75 * value
-    return {"color": (0.9, grey, grey), "ls": _STYLES[index % len(_STYLES)], "lw": 1.8}
+    line = {"color": (0.9, grey, grey), "lw": 1.8}
+    return {**line, "ls": _STYLES[index % len(_STYLES)], "marker": "os^Dv"[index % 5]}
 
 
 def axes(num: int, *, columns: int = 3, size: float = 3.6) -> tuple[Figure, list[Axes]]:

@@ -1,6 +1,6 @@
 """Recorded results of the jobs of an experiment, and comparisons between methods."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,10 @@ class Records:
         """Mean over the last `share` of the points of a curve, for each seed."""
         values = self.curve(method, metric)[1]
         return values[:, -max(1, round(share * values.shape[1])) :].mean(axis=1)
+
+    def best(self, methods: Iterable[str]) -> str:
+        """Method with the lowest mean final meta-loss, such as the best of a grid."""
+        return min(methods, key=lambda method: self.final(method).mean())
 
     def path(self, method: str, names: Sequence[str]) -> Float[np.ndarray, "..."]:
         """Trajectories of numbers of theta, of shape ``(seeds, points, names)``."""

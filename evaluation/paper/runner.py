@@ -72,8 +72,10 @@ def reproduce(
     """
     experiment.check_prepared()
     directory = out / experiment.name
+    check_directory(experiment, scale, out)
     directory.mkdir(parents=True, exist_ok=True)
-    _check_alike(directory / ABOUT_FILE, _describe(experiment, scale))
+    about = json.dumps(_describe(experiment, scale), indent=1) + "\n"
+    write_atomically(directory / ABOUT_FILE, about)
     found: dict[str, Any] = {}
     seconds = 0.0
     for i, job in enumerate(experiment.jobs()):
@@ -88,7 +90,6 @@ def reproduce(
         found[job.name] = record["value"]
         seconds += record["seconds"]
     outcome = _conclude(experiment, scale, Records(found), seconds, directory)
-    jax.clear_caches()  # Programs of other experiments are not needed any more.
     return outcome
 
 
@@ -120,11 +121,13 @@ def _conclude(
     directory: Path,
 ) -> Outcome:
     """Check the claim, draw the figure and write both."""
-    verdict = experiment.check(results)
+    # Runs that diverge have infinite losses.
+    with np.errstate(all="ignore"):
+        verdict = experiment.check(results)
     if scale == "smoke":
         text = f"The scale smoke only shows that it runs. {verdict.evidence}"
         verdict = Verdict(None, text)
-    with rc_context({"svg.fonttype": "none"}):
+    with np.errstate(all="ignore"), rc_context({"svg.fonttype": "none"}):
         figure = experiment.draw(results)
         path = directory / FIGURE_FILE
         figure.savefig(path)
@@ -161,16 +164,16 @@ def _describe(experiment: Experiment, scale: Scale) -> dict[str, Any]:
     }
 
 
-def _check_alike(path: Path, new: dict[str, Any]) -> None:
-    """Write the description of an experiment, or compare it with the one written.
+def check_directory(experiment: Experiment, scale: Scale, out: Path) -> None:
+    """Validate that recorded results have the scale, version and settings asked for.
 
     Raises:
-        UserError: If the directory has results of another description.
+        UserError: If the directory of the experiment has other results.
     """
+    path = out / experiment.name / ABOUT_FILE
     if not path.exists():
-        write_atomically(path, json.dumps(new, indent=1) + "\n")
         return
-    if changed := differences(_read(path), new):
+    if changed := differences(_read(path), _describe(experiment, scale)):
         raise UserError(
             f"{path.parent} must have results of the same scale and version, which are "
             "never mixed; it differs (results -> asked for):\n  "

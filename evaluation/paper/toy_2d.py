@@ -8,13 +8,8 @@ import numpy as np
 from typing_extensions import override
 
 from evaluation.paper import looks
-from evaluation.paper.experiment import (
-    Experiment,
-    conclude,
-    surface,
-    training,
-    with_estimators,
-)
+from evaluation.paper.experiment import Experiment, conclude
+from evaluation.paper.jobs import surface, training, with_estimators
 from evaluation.paper.records import is_lower, spread
 from lopt.optimizers.scheduled_sgd import ScheduledSGD
 from meta_train.core.inner_training import InnerTraining

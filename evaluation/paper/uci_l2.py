@@ -8,7 +8,8 @@ import numpy as np
 from typing_extensions import override
 
 from evaluation.paper import looks
-from evaluation.paper.experiment import Experiment, conclude, surface, training
+from evaluation.paper.experiment import Experiment, conclude
+from evaluation.paper.jobs import surface, training
 from lopt.optimizers.classical import LearnedSGD
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation

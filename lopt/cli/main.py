@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lopt.cache_directory import cache_folder, make_private
-from lopt.cli.output import complain, drop_unwritten
+from lopt.cli.output import complain, drop_unwritten, open_standard_streams
 from lopt.errors import UserError, lookup, one_line
 
 COMMANDS = {
@@ -19,6 +19,10 @@ COMMANDS = {
     "export": (
         "meta_train.cli.export:export",
         "Export the learned optimizer of a run.",
+    ),
+    "import": (
+        "lopt.cli.import_released:import_released",
+        "Import a released optimizer: Celo, Celo2, VeLO, Adafactor-MLP.",
     ),
     "show": ("lopt.cli.show:show", "Show the card of an exported optimizer."),
     "plot": ("meta_train.cli.plot:plot", "Plot the metrics of one or more runs."),
@@ -74,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 2 for a `UserError` or invalid arguments, 130 after Ctrl-C, 141
         if the reader of a pipe has exited, otherwise that of the command.
     """
+    open_standard_streams()
     try:
         code = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

@@ -16,7 +16,8 @@ class FaultTolerantOutput:
 
     def __init__(self, stream: Any):
         """Wrap the text stream `stream`."""
-        self._stream = stream
+        # A progress bar redirects `sys.stderr` to its console, whose output this is.
+        self._stream, self._errors = stream, sys.stderr
         self._has_failed = False
 
     def __getattr__(self, name: str) -> Any:
@@ -36,24 +37,42 @@ class FaultTolerantOutput:
         try:
             function()
         except (OSError, ValueError) as error:  # `ValueError`: the stream is closed
+            drop_unwritten(self._stream)
             if not self._has_failed:
+                self._has_failed = True
                 complain(
                     f"standard output cannot be written ({error}); the command "
-                    "continues without it."
+                    "continues without it.",
+                    self._errors,
                 )
-            self._has_failed = True
-            drop_unwritten(self._stream)
 
 
-def complain(text: str) -> None:
-    """Print printable text to standard error, if possible."""
+def complain(text: str, stream: Any = None) -> None:
+    """Print printable text to `stream` if possible, by default standard error."""
     with contextlib.suppress(OSError, ValueError):
-        print(printable(text), file=sys.stderr, flush=True)
+        print(printable(text), file=stream or sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
     """Replace control characters, which terminals interpret, by question marks."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def open_standard_streams() -> None:
+    """Open the null device in place of closed standard streams.
+
+    The files that are opened next would otherwise receive their descriptors, and what
+    libraries print would be written to those files.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # The lowest free descriptor is `number`: those below it are open.
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def drop_unwritten(stream: Any) -> None:

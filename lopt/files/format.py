@@ -51,7 +51,7 @@ def save(
             is not valid JSON.
     """
     path = Path(path)
-    tensors = {n: np.array(leaf, order="C") for n, leaf in _named_leaves(theta)}
+    tensors = {n: np.array(leaf, order="C") for n, leaf in named_leaves(theta)}
     try:
         _check_theta(optimizer, tensors)
         text = json.dumps(dict(card or {}), allow_nan=False)
@@ -92,7 +92,8 @@ def read_card(path: str | Path) -> dict[str, Any]:
     return {**card, **header, "num_parameters": num_parameters}
 
 
-def _named_leaves(theta: Any) -> list[tuple[str, Any]]:
+def named_leaves(theta: Any) -> list[tuple[str, Any]]:
+    """List the leaves of `theta` with the names that they have in a file."""
     paths, _ = jax.tree_util.tree_flatten_with_path(theta)
 
     def name(path):
@@ -188,7 +189,7 @@ def make_optimizer(
     # Hyperparameters from a file may raise any exception in any optimizer.
     except Exception as error:
         raise UserError(f"{path}: {one_line(error)}") from error
-    leaves = [jnp.asarray(tensors[name]) for name, _ in _named_leaves(template)]
+    leaves = [jnp.asarray(tensors[name]) for name, _ in named_leaves(template)]
     return optimizer, jax.tree.unflatten(jax.tree.structure(template), leaves)
 
 
@@ -208,7 +209,7 @@ def _check_theta(
     _check_sizes(optimizer, max([_LARGEST_SIZE, len(tensors), *sizes]))
     template = _template(optimizer)
     found = {name: (x.shape, x.dtype) for name, x in tensors.items()}
-    if found != {n: (x.shape, x.dtype) for n, x in _named_leaves(template)}:
+    if found != {n: (x.shape, x.dtype) for n, x in named_leaves(template)}:
         raise UserError(
             f"the tensors in it do not fit its architecture, {optimizer}. "
             "Export it again from its run."

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from lopt.base import LearnedOptimizer
+from lopt.errors import UserError
 from lopt.kernels import native
 from lopt.kernels.cpu import is_heavy
 from lopt.kernels.primitive import elementwise_p
@@ -61,10 +62,16 @@ def _has_heavy_call(optimizer: LearnedOptimizer, params: Any) -> bool:
 
 @functools.cache
 def _calls_elementwise(optimizer: LearnedOptimizer) -> bool:
-    """Check whether updates call elementwise functions at all, on tiny parameters."""
+    """Check whether updates call elementwise functions at all, on tiny parameters.
+
+    An optimizer that requires another number of tensors may call them.
+    """
     shapes = {"b": (2,), "w": (2, 2)}
     params = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
-    return any(True for _ in _calls_of_update(optimizer, params))
+    try:
+        return any(True for _ in _calls_of_update(optimizer, params))
+    except UserError:
+        return True
 
 
 def _calls_of_update(optimizer: LearnedOptimizer, params: Any) -> Iterator[Any]:

@@ -1,10 +1,11 @@
 """MLP optimizer with Adafactor features (Metz et al., 2022, arXiv:2203.11860)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
 from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
@@ -13,12 +14,15 @@ from lopt.optimizers.adafactor_features import (
     MOMENTUM,
     NUM_FEATURES,
     Decays,
+    Definition,
     apply_network,
     init_accumulators,
     update_accumulators,
 )
 from lopt.optimizers.features import TIME_SCALES, clipped, time_features
 from lopt.optimizers.network import check_sizes, init_layers
+
+_OURS, _RELEASED = Definition(), Definition(vector_epsilons=(1e-9, 1e-6))
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,10 @@ class AdafactorMLP(PerTensorOptimizer):
     """Number of hidden layers."""
     step_scale: float = 1e-3
     """Multiplier of the network's output."""
+    as_released: bool = False
+    """Whether to follow google/learned_optimization in three details, as imported files
+    require: the epsilons of vectors, the order of row and column features, and
+    momentum decays that may be negative."""
 
     def __post_init__(self):
         check_sizes(self.width, self.depth)
@@ -63,23 +71,30 @@ class AdafactorMLP(PerTensorOptimizer):
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
         grad, param, accumulators, *_ = tensor
         grad = clipped(grad)
-        decays = Decays(
-            *(
-                _learned(getattr(Decays(), name), theta["decays"][name])
-                for name in Decays._fields
-            )
-        )
+        decays = self._decays(theta["decays"])
         accumulators = update_accumulators(accumulators, grad, decays)
         time = time_features(info.step)
         step = apply_network(
-            *(theta["network"], grad, param, accumulators, time),
-            extended=False,
-            scale=-self.step_scale,
+            theta["network"],
+            grad,
+            param,
+            accumulators,
+            time,
+            _RELEASED if self.as_released else _OURS,
+            -self.step_scale,
         )
         return step, accumulators
 
+    def _decays(self, offsets: Mapping[str, Float[Array, " decays"]]) -> Decays:
+        """Compute the learned decays; only released momenta may have negative ones."""
+        learned = {k: _learned(x, offsets[k]) for k, x in Decays()._asdict().items()}
+        clipped = {k: jnp.maximum(x, 0.0) for k, x in learned.items()}
+        if self.as_released:
+            clipped["momenta"] = learned["momenta"]
+        return Decays(**clipped)
+
 
 def _learned(decays, offsets):
-    """Compute ``max(0, 1 - exp(10 * (log(1 - decay) / 10 + offset)))`` elementwise."""
+    """Compute ``1 - exp(10 * (log(1 - decay) / 10 + offset))`` elementwise."""
     start = np.log1p(-np.asarray(decays)).astype(np.float32) / 10
-    return jnp.maximum(1 - jnp.exp(10 * (start + offsets)), 0.0)
+    return 1 - jnp.exp(10 * (start + offsets))

@@ -166,7 +166,7 @@ class _Classical(TensorOptimizer):
         if self.power_horizon and self.schedule in ("power", "log-power"):
             progress = info.step.astype(jnp.float32) / self.power_horizon
         results = []
-        for grad, param, state, i, _ in tensors:
+        for grad, param, state, i, *_ in tensors:
             own = {k: x[i] for k, x in theta.items()} if self.num_blocks else theta
             own = {**own, **constant}
             if self.l2:

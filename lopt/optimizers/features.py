@@ -25,7 +25,7 @@ def clipped(grad: Float[Array, "*n"]) -> Float[Array, "*n"]:
 def decayed(
     old: Float[Array, "*n"],
     new: Float[Array, "*n"],
-    decay: float | Float[Array, ""],
+    decay: float | np.float32 | Float[Array, ""],
 ) -> Float[Array, "*n"]:
     """Update an exponential moving average: ``decay * old + (1 - decay) * new``."""
     return decay * old + (1 - decay) * new
@@ -41,6 +41,11 @@ def time_features(step: Int[Array, ""]) -> Float[Array, " time"]:
 def mean_square(feature: Float[Array, "..."]) -> Float[Array, ""]:
     """Compute the mean square of an array."""
     return jnp.mean(jnp.square(feature))
+
+
+def root_mean_square(param: Float[Array, "..."]) -> Float[Array, ""]:
+    """Compute the root mean square of an array, at least 3e-5."""
+    return jnp.sqrt(mean_square(param) + 1e-9)
 
 
 class Factored(NamedTuple):
@@ -85,7 +90,7 @@ def init_factored(param: Float[Array, "..."], num_decays: int) -> Factored:
 def update_factored(
     factored: Factored,
     grad: Float[Array, "..."],
-    decays: Sequence[float] | Float[Array, " decays"],
+    decays: Sequence[float | np.float32] | Float[Array, " decays"],
 ) -> Factored:
     """Update the factored second moments with one gradient."""
     squares = jnp.square(grad) + 1e-30
@@ -102,6 +107,13 @@ def update_factored(
         ),
         tuple(new_col(col, d) for col, d in zip(factored.col, decays, strict=True)),
     )
+
+
+def by_size(factored: Factored, shape: Sequence[int]) -> Factored:
+    """Exchange `row` and `col` if that makes the largest axis the column axis."""
+    axes = factored_axes(shape)
+    is_reversed = axes is not None and shape[axes[0]] > shape[axes[1]]
+    return Factored(factored.col, factored.row) if is_reversed else factored
 
 
 def factors(
@@ -126,7 +138,7 @@ def factors(
         return [(jax.lax.rsqrt(jnp.maximum(v, 1e-9)),) for v in factored.row]
     found = []
     for row, col in zip(factored.row, factored.col, strict=True):
-        mean = row.mean(axes[0], keepdims=True)
+        mean = row.mean(axes, keepdims=True)  # `row` has size 1 along the other axis
         row_factor = jax.lax.rsqrt(jnp.maximum(row / (mean + 1e-9), 1e-9))
         found.append((row_factor, jax.lax.rsqrt(jnp.maximum(col, 1e-9))))
     return found

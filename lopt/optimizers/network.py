@@ -93,6 +93,7 @@ def fold_normalization(
     theta: Theta,
     squares: Float[Array, " features"],
     constants: Float[Array, " constants"],
+    epsilon: float = 1e-5,
 ) -> Layers:
     """Fold feature normalization and constant inputs into the first layer.
 
@@ -104,13 +105,14 @@ def fold_normalization(
             constants.
         squares: Mean square of each feature over the tensor.
         constants: Inputs that all parameters of the tensor share.
+        epsilon: Constant that is added to `squares`.
 
     Returns:
         Layers whose kernels have shape (outputs, inputs), for `elementwise`.
     """
     (kernel, bias), *rest = layers_of(theta)
     num = squares.shape[0]
-    scaled = kernel[:num] * jax.lax.rsqrt(1e-5 + squares)[:, None]
+    scaled = kernel[:num] * jax.lax.rsqrt(epsilon + squares)[:, None]
     first = scaled, bias + constants @ kernel[num:]
     return [(kernel.T, bias) for kernel, bias in (first, *rest)]
 

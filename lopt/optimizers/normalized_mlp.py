@@ -13,6 +13,7 @@ from lopt.optimizers.adafactor_features import (
     MOMENTUM,
     NUM_EXTENDED,
     Decays,
+    Definition,
     apply_network,
     init_accumulators,
     update_accumulators,
@@ -21,6 +22,7 @@ from lopt.optimizers.features import clipped, mean_square
 from lopt.optimizers.network import check_sizes, init_layers
 
 _DECAYS = Decays(second_moment=(0.95,))
+_DEFINITION = Definition(is_extended=True)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class NormalizedMLP(PerTensorOptimizer):
         else:
             none = jnp.zeros(0, jnp.float32)
             direction = apply_network(
-                theta, grad, param, accumulators, none, extended=True
+                theta, grad, param, accumulators, none, _DEFINITION
             )
             if self.orthogonalize:
                 direction = orthogonalized(direction)
@@ -100,14 +102,20 @@ def orthogonalized(tensor: Float[Array, "..."]) -> Float[Array, "..."]:
     into one, as the inputs of a layer.
     """
     matrix = tensor.reshape(-1, tensor.shape[-1])
-    is_tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if is_tall else matrix
-    x = x * jax.lax.rsqrt(jnp.sum(jnp.square(x)) + 1e-12)
+    scale = jax.lax.rsqrt(jnp.sum(jnp.square(matrix)) + 1e-12)
+    return newton_schulz(matrix * scale).reshape(tensor.shape)
+
+
+def newton_schulz(
+    matrices: Float[Array, "*batch rows cols"],
+) -> Float[Array, "*batch rows cols"]:
+    """Apply five Newton-Schulz iterations to matrices of singular values up to one."""
+    is_tall = matrices.shape[-2] > matrices.shape[-1]
 
     def iterate(_, x):
-        gram = x @ x.T
+        gram = x @ x.mT
         return 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
 
     # A `fori_loop` compiles faster than an unrolled loop.
-    x = jax.lax.fori_loop(0, 5, iterate, x)
-    return (x.T if is_tall else x).reshape(tensor.shape)
+    x = jax.lax.fori_loop(0, 5, iterate, matrices.mT if is_tall else matrices)
+    return x.mT if is_tall else x

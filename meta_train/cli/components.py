@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from lopt.errors import UserError, lookup
 from meta_train.config.presets import PRESETS, listing
@@ -36,7 +36,7 @@ class Components(NamedTuple):
 
     name: str
     preset: str | None
-    parts: dict[str, str | Sequence[str] | None]
+    parts: dict[str, Any]
 
     @property
     def description(self) -> str:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """{} Parts by name come first: --tasks NAME [NAME ...],
 --optimizer NAME, --estimator NAME, --outer-optimizer NAME, --augment NAME [NAME ...],
---measure train-loss|validation-loss|validation-error; FILE.py:CLASS is a class in a file.
-Without a preset or tasks, --run-dir DIR resumes a run, and --extend N continues it for
-N more outer updates. --seeds S [S ...] runs several seeds, in RUN_DIR/seed-S. On several
-hosts: --distributed auto|on|off, --coordinator-address HOST:PORT, --num-processes N,
---process-id I; docs/pods.md."""
+--measure train-loss|validation-loss|validation-error. FILE.py:CLASS names a class in a
+file of yours. Without a preset or tasks, --run-dir DIR resumes a run, and --extend N
+continues it for N more outer updates. --seeds S [S ...] runs several seeds, in
+RUN_DIR/seed-S. On several hosts: --distributed auto|on|off, --coordinator-address
+HOST:PORT, --num-processes N, --process-id I; docs/pods.md."""
 
 
 def meta_train(arguments: Sequence[str]) -> int:
@@ -29,11 +29,11 @@ def meta_train(arguments: Sequence[str]) -> int:
     seeds = launch.pop("seeds")
     existing, extend = _existing_run(rest)
     config = existing if existing is not None else _new_config(rest)
-    from meta_train.devices import distributed
+    from meta_train.devices.launch import Launch, start
     from meta_train.runtime import cpu_devices
     from meta_train.runtime.run import meta_train as run
 
-    distributed.start(distributed.Launch(**launch))
+    start(Launch(**launch))
     cpu_devices.split_over_cores(config.systems, config.estimator.population_size)
     if seeds is None:
         run(config, extend=extend)
@@ -100,7 +100,7 @@ def _existing_run(
         return None, False
     if chosen.extend is not None and chosen.extend < 1:
         raise UserError(f"--extend must be at least 1; got {chosen.extend}. Try 1000.")
-    from meta_train.config.config import read_config
+    from meta_train.config.config_file import read_config
 
     config = read_config(chosen.run_dir)
     if chosen.extend is None:

@@ -17,10 +17,22 @@ class _Plot:
     in one figure."""
     out: Path | None = None
     """Output directory of the figure; the first run directory by default."""
+    surface: bool = False
+    """Also draw the meta-objective around the trajectory of a theta of one or two
+    numbers."""
+    surface_points: int = 31
+    """Points of the surface along each number of theta."""
+
+    def __post_init__(self):
+        if not 2 <= self.surface_points <= 1_000:
+            raise ValueError(
+                "`surface_points` must lie between 2 and 1000; got "
+                f"{self.surface_points}. Try 31."
+            )
 
 
 def plot(arguments: Sequence[str]) -> int:
-    """Run `lopt plot RUN_DIR [RUN_DIR ...] [--out DIR]`."""
+    """Run `lopt plot RUN_DIR [RUN_DIR ...] [--out DIR] [--surface]`."""
     options = tyro.cli(
         _Plot,
         args=arguments,
@@ -35,23 +47,22 @@ def plot(arguments: Sequence[str]) -> int:
             "`lopt plot` must be given a run directory; got none. Try lopt runs, which "
             "lists them."
         )
-    from meta_train.config.config import read_config
+    from meta_train.config.config_file import read_config
     from meta_train.runtime.export import restore
     from meta_train.runtime.overlay import draw_runs
     from meta_train.runtime.plot import draw, learned_steps
+    from meta_train.runtime.plot_surface import draw_surface
     from meta_train.runtime.progress import ProgressReport
     from meta_train.runtime.run_directory import check_writable
     from meta_train.runtime.start import start_theta
 
-    out = options.out or options.run_dirs[0]
-    if len(options.run_dirs) > 1:
-        for run_dir in options.run_dirs:
-            read_config(run_dir)
-        check_writable(out, flag="--out")
+    configs = [read_config(run_dir) for run_dir in options.run_dirs]
+    config = configs[0]
+    out = options.out or config.run_dir
+    check_writable(out, flag="--out")
+    if len(configs) > 1:
         print(f"Figure: {draw_runs(options.run_dirs, out / 'runs.png')}")
         return 0
-    config = read_config(options.run_dirs[0])
-    check_writable(out, flag="--out")
     with ProgressReport("drawing", 2) as progress:
         progress.note("running the learned optimizer")
         thetas = {
@@ -63,4 +74,7 @@ def plot(arguments: Sequence[str]) -> int:
         path = draw(config, out, sizes)
         progress.advance("drew it")
     progress.say(f"Figure: {path}")
+    if options.surface:
+        path = draw_surface(config, out, options.surface_points)
+        progress.say(f"Surface: {path}")
     return 0

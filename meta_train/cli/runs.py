@@ -44,7 +44,9 @@ def runs(arguments: Sequence[str]) -> int:
     table = Table("run", "state", "steps", "meta-loss", "best", "systems", box=None)
     for row in found:
         table.add_row(*(printable(str(value)) for value in row.values()))
-    Console().print(table if found else f"No runs in {printable(options.directory)}.")
+    Console().print(
+        table if found else f"No runs in {printable(str(options.directory))}."
+    )
     return 0
 
 

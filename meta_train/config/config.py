@@ -1,38 +1,28 @@
 """Configuration of a meta-training run, from a preset and the command line."""
 
-import dataclasses
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Literal
 
 import tyro
 
-from lopt.errors import UserError, lookup, one_line
-from lopt.files.atomic import write_atomically
-from lopt.files.dataclass_json import differences, from_dict, to_dict
-from lopt.files.json_file import read_object
+from lopt.errors import UserError, lookup
+from lopt.files.dataclass_json import differences, to_dict
 from lopt.kernels.prepare import Kernels
-from lopt.registry import OPTIMIZERS
-from meta_train.config.described import check_sizes
-from meta_train.config.own_code import SourceFile, import_recorded
+from meta_train.config.own_code import SourceFile
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.objectives import OBJECTIVES, Objective
-from meta_train.core.truncation import Truncation
-from meta_train.estimators import ESTIMATORS, GradientEstimator
+from meta_train.estimators import GradientEstimator
 from meta_train.outer.outer_optimizer import (
-    OUTER_OPTIMIZERS,
     OuterAdam,
     OuterOptimizer,
 )
 from meta_train.outer.trainer import Trainer
 from tasks.base import Family, ParameterizedFamily, UnrolledSystem
 from tasks.zoo import ZOO
-from tasks.zoo_queries import task_classes, unique_names
-
-CONFIG_FILE = "config.json"
+from tasks.zoo_queries import unique_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,140 +223,3 @@ def _check_shared_theta(systems: Sequence[UnrolledSystem]) -> None:
                 "hyperparameters: a flag of --systems.0.optimizer must be repeated for "
                 "each system."
             )
-
-
-# Fields that may differ on resume, since they do not affect the meta-training updates.
-_OPERATIONAL = {
-    "kernels",
-    "run_dir",
-    "resize",
-    "restart",
-    "max_faulty_updates",
-    "log_every_steps",
-    "evaluate_every_steps",
-    "num_evaluation_runs",
-    "checkpoint_every_steps",
-    "checkpoint_every_minutes",
-    "wandb",
-    "wandb_project",
-}
-
-
-def _types() -> dict[str, type]:
-    """Collect the classes that a configuration may contain, by name.
-
-    Called for each file, so that classes registered at run time are included.
-    """
-    ours = (MetaTrainConfig, InnerTraining, Truncation, SourceFile)
-    named = {kind.__name__: kind for kind in ours}
-    return {
-        **OPTIMIZERS,
-        **ESTIMATORS,
-        **OUTER_OPTIMIZERS,
-        **task_classes(),
-        **named,
-    }
-
-
-def write_config(
-    config: MetaTrainConfig,
-    say: Callable[[str], None] = print,
-    *,
-    extend: bool = False,
-) -> None:
-    """Write `config` to its run directory atomically.
-
-    A damaged or missing file of a run that has begun is replaced, which is reported
-    by `say`.
-
-    Raises:
-        UserError: If the directory contains a run with a different configuration.
-            Operational fields may differ. The population size may differ if
-            `config.resize` is set, and `num_outer_steps` if `extend` is.
-    """
-    path = config.run_dir / CONFIG_FILE
-    new = to_dict(config)
-    has_begun = _has_begun(config.run_dir)
-    old = _recorded(config.run_dir) if has_begun else None
-    if has_begun and old is None:
-        say(f"{path} is missing or damaged; it is written again from this command.")
-    if old is not None:
-        changed = differences(_essence(old), _essence(new))
-        size = f"estimator.{config.estimator.population_field}:"
-        sizes = [line for line in changed if line.startswith(size)]
-        if config.resize:
-            changed = [line for line in changed if line not in sizes]
-        if extend:
-            changed = [x for x in changed if not x.startswith("num_outer_steps:")]
-        if changed:
-            also = ", or --resize to change its population" if changed == sizes else ""
-            raise UserError(
-                f"{config.run_dir} holds a run of another configuration "
-                "(run -> asked for):\n  "
-                + "\n  ".join(changed)
-                + "\nTry another --run-dir, or the flags of that run to resume it"
-                + f"{also}."
-            )
-    write_atomically(path, json.dumps(new, indent=2) + "\n")
-
-
-def read_config(run_dir: Path) -> MetaTrainConfig:
-    """Load the configuration of the run in `run_dir`."""
-    path = run_dir / CONFIG_FILE
-    described = _read(path)
-    described.pop("run_dir", None)  # The directory may have been moved since.
-    try:
-        check_sizes(described)
-        sources = from_dict(described.get("sources", []), _types())
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: {one_line(error)}") from error
-    for source in sources:
-        import_recorded(source)
-    try:
-        config = from_dict(described, _types())
-        if not isinstance(config, MetaTrainConfig):
-            raise UserError(f"it describes a {type(config).__name__}")
-        return dataclasses.replace(config, run_dir=run_dir)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: {one_line(error)}") from error
-
-
-def recorded_kernels(run_dir: Path) -> Kernels:
-    """Read the implementation that a run used so far; ``"auto"`` for a new run."""
-    known = _recorded(run_dir) if _has_begun(run_dir) else None
-    recorded = (known or {}).get("kernels")
-    return cast(Kernels, recorded) if recorded in get_args(Kernels) else "auto"
-
-
-def _has_begun(run_dir: Path) -> bool:
-    """Check whether `run_dir` contains metrics or checkpoints of a run."""
-    metrics, checkpoints = run_dir / "metrics.jsonl", run_dir / "checkpoints"
-    has_metrics = metrics.exists() and metrics.stat().st_size > 0
-    return has_metrics or (checkpoints.exists() and any(checkpoints.iterdir()))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_object(path)
-    except FileNotFoundError as error:
-        raise UserError(
-            f"{path.parent} must be the run directory of a `lopt meta-train`; "
-            f"it has no {CONFIG_FILE}."
-        ) from error
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} is damaged: {error}. Try the command that started the run, which "
-            "writes it again, or another --run-dir."
-        ) from error
-
-
-def _recorded(run_dir: Path) -> dict[str, Any] | None:
-    """Read the configuration of a run; `None` if it is missing or damaged."""
-    try:
-        return _read(run_dir / CONFIG_FILE)
-    except UserError:
-        return None
-
-
-def _essence(described: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in described.items() if k not in _OPERATIONAL}

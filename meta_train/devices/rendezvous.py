@@ -65,6 +65,8 @@ def _host(
         stack.enter_context(server)
         start = time.monotonic()
         while len(joined) < num - 1:
+            for i in [i for i, connection in joined.items() if _has_left(connection)]:
+                joined.pop(i).close()
             missing = [i for i in range(1, num) if i not in joined]
             if time.monotonic() > end:
                 fault = (
@@ -100,7 +102,7 @@ def _admit(
             f"an index of their own below it; got {hello.get('num')} and {i}."
         )
         _send(connection, {"fault": fault})
-    elif i in joined:
+    elif i in joined and not _has_left(joined[i]):
         fault = f"--process-id must be unique; another process {i} has joined the run."
         _send(connection, {"fault": fault})
     else:
@@ -138,6 +140,19 @@ def _join(
             "The run may have started already, or another program uses the port."
         )
         raise UserError(one_line(fault))
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Check whether a process that has joined was killed, and may join again."""
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(2.0)
 
 
 def _named(processes: list[int]) -> str:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -69,6 +70,8 @@ class Checkpoints:
         # failures that `_give_up` reports in one line.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._previous_hook = sys.unraisablehook
+        sys.unraisablehook = self._drop_late_writes
         self._manager = self._open()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
@@ -205,6 +208,16 @@ class Checkpoints:
         finally:
             self._worker.shutdown()
             self._manager.close()
+            sys.unraisablehook = self._previous_hook
+
+    def _drop_late_writes(self, found: Any) -> None:
+        """Report an exception in a callback, except for those of abandoned writes.
+
+        If one array cannot be written, Orbax closes the event loop of all. The callback
+        of each array whose write ends later then fails, with a trace.
+        """
+        if "Event loop is closed" not in str(found.exc_value):
+            self._previous_hook(found)
 
     def _give_up(self, step: int, error: BaseException) -> None:
         if not self._has_failed:
@@ -246,7 +259,8 @@ class Checkpoints:
                 return step
             say(f"Checkpoint {step} {fault}; trying the one before.")
             if not read_only:
-                is_unfinished = fault == _UNFINISHED
+                # Each save waits for the one before: only the newest is unfinished.
+                is_unfinished = fault == _UNFINISHED and step == steps[0]
                 _set_aside(path, "unfinished" if is_unfinished else "damaged")
         return None
 

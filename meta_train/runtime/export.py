@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import lopt
 from lopt.errors import UserError
 from lopt.files.dataclass_json import to_dict
-from meta_train.config.config import MetaTrainConfig, read_config
+from meta_train.config.config import MetaTrainConfig
+from meta_train.config.config_file import read_config
 from meta_train.core.inner_training import InnerTraining
 from meta_train.outer.trainer import Best, OuterState, initial_theta
 from meta_train.runtime.checkpoint import Checkpoints
@@ -128,7 +129,8 @@ def restore(config: MetaTrainConfig) -> OuterState:
     try:
         if checkpoints.latest is None:
             raise UserError(
-                f"{run_dir} has no checkpoint yet. Run `lopt meta-train` on it first."
+                f"{run_dir} must have a valid checkpoint; it has none. Run "
+                "`lopt meta-train` on it first."
             )
         trainer = config.make_trainer()
         # The checkpoint may have been written on a different number of devices.

@@ -65,11 +65,20 @@ class TrainingHealth:
         Args:
             saved: Step of the last good checkpoint; `None` if there is none.
         """
-        kept = "there is none" if saved is None else f"step {saved}"
         return (
             f"meta-training must make progress; in the last {self.num_faulty} updates, "
-            f"{self._fault}. Nothing was exported. Last good checkpoint: {kept}. "
-            f"{_REMEDY}"
+            f"{self._fault}. {_what_is_kept(saved)}"
+        )
+
+    def divergence(self, step: int, saved: int | None) -> str:
+        """Format the error message of a run whose theta is not finite.
+
+        Args:
+            step: Step at which theta was checked.
+            saved: Step of the last good checkpoint; `None` if there is none.
+        """
+        return (
+            f"theta must be finite; at step {step}, it is not. {_what_is_kept(saved)}"
         )
 
     def _find_fault(self, metrics: Mapping[str, float]) -> str:
@@ -89,3 +98,8 @@ class TrainingHealth:
         if about not in self._warned:
             self._warned.add(about)
             self._say(text)
+
+
+def _what_is_kept(saved: int | None) -> str:
+    kept = "there is none" if saved is None else f"step {saved}"
+    return f"Nothing was exported. Last good checkpoint: {kept}. {_REMEDY}"

@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable
 
 from lopt.kernels.prepare import prepare
-from meta_train.config.config import MetaTrainConfig, recorded_kernels
+from meta_train.config.config import MetaTrainConfig
+from meta_train.config.config_file import recorded_kernels
 from tasks.base import Family
 from tasks.size import size
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lopt.errors import UserError
 from meta_train.config.config import MetaTrainConfig
 from meta_train.core.objectives import OBJECTIVES
 from meta_train.devices import distributed, sharding
@@ -89,15 +90,19 @@ class OuterLoop:
             if step == 0:
                 state = self._report_start(state)
             while True:
+                save = False
                 if step >= plan.until:
                     plan = self._make_plan(step)
-                    if plan.save:
-                        self._save(state)
+                    save = plan.save
                 is_over = bool(plan.stop) or step == config.num_outer_steps
                 is_over |= self.health.is_over
-                due = is_over or any(step % n == 0 for n in self._intervals)
+                due = is_over or save or any(step % n == 0 for n in self._intervals)
                 if step > self._logged and due:
                     state = self._report(state, step)
+                # A resumed run neither logs nor evaluates at the step of its
+                # checkpoint: save after both.
+                if save:
+                    self._save(state)
                 if is_over:
                     return state
                 # Run up to multiples of the intervals, independently of the step at
@@ -107,6 +112,8 @@ class OuterLoop:
                 state, metrics = self._update(state, num)
                 step += num
                 self.health.observe(step, num, metrics)
+        except UserError:
+            raise
         except Exception:
             # The buffers of `state` are donated to the update that is running.
             if jax.process_count() == 1 and not state.step.is_deleted():
@@ -173,15 +180,37 @@ class OuterLoop:
     def _save(self, state: OuterState) -> None:
         """Save a checkpoint, unless it would replace a good one by a bad one."""
         self._saved_at = time.monotonic()
-        if self.health.num_faulty:
-            return
+        if not self.health.num_faulty and self._is_sound(state):
+            if self.log is not None:
+                self.log.flush()
+            self.checkpoints.save(state)
+
+    def save_last(self, state: OuterState) -> None:
+        """Save the state that `run` has returned, under the condition of `_save`.
+
+        Raises:
+            UserError: If it cannot be written.
+        """
+        if not self.health.num_faulty and self._is_sound(state):
+            self.checkpoints.save_last(state)
+
+    def _is_sound(self, state: OuterState) -> bool:
+        """Check that theta is finite and equal on all processes (collective).
+
+        Raises:
+            UserError: If theta differs between processes; or if it is not finite,
+                unless the run never stops because of faults.
+        """
         theta = [
             np.asarray(x.addressable_data(0)) for x in jax.tree.leaves(state.theta)
         ]
+        step = int(state.step)
         digest = hashlib.sha256(b"".join(x.tobytes() for x in theta)).hexdigest()
-        distributed.check_equal(f"theta at step {int(state.step)}", digest)
-        if all(np.isfinite(x).all() for x in theta):
-            self.checkpoints.save(state)
+        distributed.check_equal(f"theta at step {step}", digest)
+        is_finite = all(np.isfinite(x).all() for x in theta)
+        if not is_finite and self.config.max_faulty_updates:
+            raise UserError(self.health.divergence(step, self.checkpoints.latest))
+        return is_finite
 
 
 def _weighted_mean(parts: Sequence[tuple[int, float]]) -> float:

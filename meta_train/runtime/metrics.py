@@ -1,10 +1,8 @@
 """Metrics logging to a JSON Lines file and to Weights & Biases."""
 
-import contextlib
 import json
 import math
-import os
-import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,8 +10,8 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from lopt.errors import one_line
 from meta_train.config.config import MetaTrainConfig
+from meta_train.runtime.wandb_log import WandbLog
 from tasks.base import Theta
 
 METRICS_FILE = "metrics.jsonl"
@@ -43,12 +41,12 @@ class MetricsLog:
         """
         self._say = say
         self._path = config.run_dir / METRICS_FILE
-        self._pending: list[bytes] = []
+        self._pending: deque[bytes] = deque(maxlen=_MOST_PENDING)
         self._has_failed = False
         self._size: int | None = None
         self._step = step
-        self._flush()
-        self._wandb = _start_wandb(config, described, say)
+        self.flush()
+        self._wandb = WandbLog(config, described, say)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log `metrics` at outer step `step`.
@@ -57,43 +55,31 @@ class MetricsLog:
         """
         finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
         line = json.dumps({"step": step, **finite}) + "\n"
-        self._pending = [*self._pending[-_MOST_PENDING:], line.encode()]
-        self._flush()
-        if self._wandb is not None:
-            try:
-                self._wandb.log(dict(metrics), step=step)
-            except Exception as error:  # for example, if its service was killed
-                self._say(
-                    f"wandb has failed ({one_line(error)}); the run continues "
-                    f"without it. {METRICS_FILE} has all metrics."
-                )
-                self._wandb = None
-                _end_wandb_service()
+        self._pending.append(line.encode())
+        self.flush()
+        self._wandb.write(step, metrics)
 
     def close(self) -> None:
         """Write pending lines and finish the wandb run."""
-        self._flush()
+        self.flush()
         if self._pending:
             self._say(f"{len(self._pending)} lines of {self._path} are lost.")
-        if self._wandb is not None:
-            try:
-                self._wandb.finish()
-            except Exception as error:
-                self._say(f"wandb could not finish the run ({one_line(error)}).")
+        self._wandb.close()
 
-    def _flush(self) -> None:
-        """Append the pending lines; keep them if that fails."""
+    def flush(self) -> None:
+        """Append the pending lines to the file; keep them if that fails."""
         try:
             if self._size is None:
                 self._size = _cut(self._path, self._step, self._say)
             with self._path.open("ab", buffering=0) as file:
                 if file.tell() != self._size:  # an incomplete line of a failed write
                     file.truncate(self._size)
-                for line in self._pending:
+                while self._pending:
+                    line = self._pending[0]
                     if file.write(line) != len(line):
                         raise OSError("the disk is full")
                     self._size += len(line)
-                self._pending = []
+                    self._pending.popleft()
         except OSError as error:
             if not self._has_failed:
                 self._say(
@@ -196,59 +182,3 @@ def _cut(path: Path, step: int, say: Callable[[str], None]) -> int:
     if num_damaged:
         say(f"{path} has {num_damaged} damaged lines, which are ignored.")
     return size
-
-
-def _start_wandb(
-    config: MetaTrainConfig, described: Mapping[str, Any], say: Callable[[str], None]
-):
-    if config.wandb == "off":
-        return None
-    os.environ.setdefault("WANDB_SILENT", "true")
-    # The import takes half a second: skip it if wandb is off.
-    import wandb
-
-    options: dict[str, Any] = {
-        "project": config.wandb_project,
-        "name": config.run_dir.name,
-        "dir": config.run_dir,
-        "resume": "allow",
-        "config": dict(described),
-        "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
-    }
-    mode: Any = config.wandb
-    try:
-        options["id"] = _wandb_id(config.run_dir)
-        try:
-            if mode == "auto":
-                # A prompt for an API key would block a batch job.
-                has_key = wandb.login(prompt=False, verify=False)
-                default = "online" if has_key else "offline"
-                mode = os.environ.get("WANDB_MODE") or default
-            return wandb.init(mode=mode, **options)
-        except wandb.Error as error:
-            reason = one_line(error)
-            say(f"wandb cannot be used online ({reason}); logging offline.")
-            wandb.teardown()  # The wandb service still holds the run id.
-            return wandb.init(mode="offline", **options)
-    except Exception as error:  # such as a full disk
-        say(f"wandb cannot be started ({one_line(error)}); the run does not use it.")
-        return None
-
-
-def _end_wandb_service() -> None:
-    """End the connection to the service, which would raise again at exit."""
-    import wandb
-
-    with contextlib.suppress(Exception):
-        wandb.teardown()
-
-
-def _wandb_id(run_dir: Path) -> str:
-    """Load the wandb id of the run; create it if it is missing or damaged."""
-    path = run_dir / "wandb_id"
-    known = path.read_bytes()[:64] if path.is_file() else b""
-    if re.fullmatch(rb"[0-9a-z]{8}", known):
-        return known.decode()
-    new = os.urandom(4).hex()
-    path.write_text(new)
-    return new

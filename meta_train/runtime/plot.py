@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from typing_extensions import override
 
+from lopt.cli.output import printable
 from lopt.errors import UserError
 from meta_train.config.config import MetaTrainConfig
 from meta_train.core.inner_training import InnerTraining
@@ -85,7 +86,7 @@ def draw(
     _draw_steps(axes[len(panels)], sizes, config.run_dir)
     for axis in axes[len(panels) + 1 :]:
         axis.set_axis_off()
-    figure.suptitle(config.run_dir.name, fontsize=11, parse_math=False)
+    figure.suptitle(printable(config.run_dir.name), fontsize=11, parse_math=False)
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / FIGURE, dpi=110)
     figure.set_layout_engine("none")
@@ -131,7 +132,7 @@ def _draw_steps(axis: Any, sizes: Mapping[str, Any] | None, run_dir: Path) -> No
     """Plot step sizes along an inner run, or show the command that computes them."""
     if not sizes:
         axis.set_axis_off()
-        hint = f"lopt plot {run_dir}\ndraws the learned steps here"
+        hint = f"lopt plot {printable(str(run_dir))}\ndraws the learned steps here"
         style = {"ha": "center", "color": "0.4", "fontsize": 9}
         axis.text(0.5, 0.5, hint, parse_math=False, **style)
         return
@@ -163,8 +164,9 @@ def _column(
 
 
 def _set_log(axis: Any) -> None:
-    values = [y for line in axis.lines for y in line.get_ydata()]
-    if values and np.nanmin(values) > 0:
+    values = np.array([y for line in axis.lines for y in line.get_ydata()], float)
+    values = values[np.isfinite(values)]
+    if len(values) and values.min() > 0:
         axis.set_yscale("log")
 
 

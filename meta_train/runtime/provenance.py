@@ -69,7 +69,12 @@ def record_provenance(
             f"rounding or more: {'; '.join(code)}."
         )
     record = {"begun": begun, "history": [*history, *events]}
-    write_atomically(path, json.dumps(record, indent=2) + "\n")
+    if path.exists() and not events:
+        return
+    try:
+        write_atomically(path, json.dumps(record, indent=2) + "\n")
+    except OSError as error:  # A full disk does not end a run.
+        say(f"{path} cannot be written ({error.strerror or error}).")
 
 
 def _read(path: Path) -> tuple[dict[str, Any], list[str]] | None:

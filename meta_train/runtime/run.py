@@ -13,7 +13,8 @@ import numpy as np
 
 from lopt.errors import UserError, one_line
 from lopt.files.dataclass_json import to_dict
-from meta_train.config.config import MetaTrainConfig, write_config
+from meta_train.config.config import MetaTrainConfig
+from meta_train.config.config_file import write_config
 from meta_train.devices import distributed, sharding
 from meta_train.outer.trainer import OuterState, Trainer
 from meta_train.runtime.checkpoint import Checkpoints
@@ -125,24 +126,14 @@ def _meta_train(
         checkpoints = Checkpoints(config.run_dir / CHECKPOINTS_DIR, progress.say)
         stack.callback(checkpoints.close)
         checkpoints.check_restart(asked=config.restart)
-        is_new = checkpoints.latest is None
-        events = [start_event(config)] if config.init and is_new else []
-        if extend and not is_new:
-            events.append(f"extended to {config.num_outer_steps} outer updates")
+        events = _events(config, extend, checkpoints.latest)
         distributed.run_collectively(
             lambda: record_provenance(
                 config.run_dir, config.names, data, events, progress.say
             ),
             first_only=True,
         )
-        theta = start_theta(config) if is_new else None
-        state = trainer.init(data, config.seed, theta)
-        if jax.process_count() > 1:
-            program = trainer.lowered_run(data, state)
-            digest = hashlib.sha256(program.encode()).hexdigest()
-            distributed.check_equal("the program of the run", digest)
-        if not is_new:
-            state = resume(trainer, data, state, checkpoints, progress.say)
+        state = _first_state(config, trainer, data, checkpoints, progress.say)
         log = None
         if first:
             log = MetricsLog(config, to_dict(config), int(state.step), progress.say)
@@ -152,26 +143,67 @@ def _meta_train(
             *(config, trainer, data, checkpoints, log, progress, stop, health)
         )
         state = loop.run(state)
-        if health.num_faulty:
-            complaint = health.complaint(checkpoints.latest)
-            if config.max_faulty_updates:
-                raise UserError(complaint)
-            progress.say(complaint)
-            return state, None
-        checkpoints.save_last(state)
-        step, path = int(state.step), None
-        if step < config.num_outer_steps:
-            progress.say(
-                f"Stopped by {stop.name} and saved at step {step} of "
-                f"{config.num_outer_steps}; the same command resumes."
-            )
-        elif exportable(config) and first:
-            check_trained(config, state)
-            path = export(config, state, config.run_dir / OPTIMIZER_FILE)
-            progress.say(f"Exported to {path}.")
-        if first and config.evaluate_every_steps and not quiet:
+        path = _finish(config, state, loop)
+        if first and config.evaluate_every_steps and not quiet and not health.is_over:
             _draw(config, progress.say)
     return state, path
+
+
+def _events(config: MetaTrainConfig, extend: bool, saved: int | None) -> list[str]:
+    """New entries of the history of a run whose latest checkpoint is `saved`."""
+    if saved is None:
+        return [start_event(config)] if config.init else []
+    return [f"extended to {config.num_outer_steps} outer updates"] if extend else []
+
+
+def _first_state(
+    config: MetaTrainConfig,
+    trainer: Trainer,
+    data: tuple[Data, ...],
+    checkpoints: Checkpoints,
+    say: Callable[[str], None],
+) -> OuterState:
+    """Initialize the state of a run, or restore its latest checkpoint."""
+    is_new = checkpoints.latest is None
+    theta = start_theta(config) if is_new else None
+    state = trainer.init(data, config.seed, theta)
+    if jax.process_count() > 1:
+        program = trainer.lowered_run(data, state)
+        digest = hashlib.sha256(program.encode()).hexdigest()
+        distributed.check_equal("the program of the run", digest)
+    return state if is_new else resume(trainer, data, state, checkpoints, say)
+
+
+def _finish(config: MetaTrainConfig, state: OuterState, loop: OuterLoop) -> Path | None:
+    """Save the last state of a run; export it if the run is complete.
+
+    Returns:
+        Path of the exported optimizer; `None` if nothing was exported.
+
+    Raises:
+        UserError: If the run ended without a usable meta-gradient.
+    """
+    is_complete = int(state.step) == config.num_outer_steps
+    health, saved, say = loop.health, loop.checkpoints.latest, loop.progress.say
+    if health.num_faulty and (is_complete or health.is_over):
+        if config.max_faulty_updates:
+            raise UserError(health.complaint(saved))
+        say(health.complaint(saved))
+        return None
+    loop.save_last(state)
+    if not is_complete:
+        saved = loop.checkpoints.latest
+        how = "nothing good to save" if saved is None else f"saved at step {saved}"
+        say(
+            f"Stopped by {loop.stop.name} and {how} of {config.num_outer_steps}; the "
+            "same command resumes."
+        )
+    elif exportable(config) and distributed.is_first():
+        check_trained(config, state)
+        path = export(config, state, config.run_dir / OPTIMIZER_FILE)
+        say(f"Exported to {path}.")
+        return path
+    return None
 
 
 def _draw(config: MetaTrainConfig, say: Callable[[str], None]) -> None:

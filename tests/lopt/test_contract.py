@@ -18,17 +18,25 @@ import pytest
 from flax import nnx
 
 from lopt.errors import UserError
+from lopt.optimizers.adafactor_mlp import AdafactorMLP
+from lopt.optimizers.celo2 import Celo2
 from lopt.registry import OPTIMIZERS
 
 NUM_STEPS = 10
 PARAMS = {"b": np.linspace(-1, 1, 3), "w": np.linspace(-1, 2, 6).reshape(2, 3)}
 PARAMS = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
-every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
+# Every registered optimizer, and those that `lopt import` configures differently.
+MAKERS = {
+    **OPTIMIZERS,
+    "AdafactorMLP-released": lambda: AdafactorMLP(as_released=True),
+    "Celo2-base": lambda: Celo2(orthogonalize=False, adam_vectors=False),
+}
+every_optimizer = pytest.mark.parametrize("name", MAKERS)
 
 
 @functools.cache
 def bound(name):
-    optimizer = OPTIMIZERS[name]()
+    optimizer = MAKERS[name]()
     return optimizer, optimizer.init_theta(jax.random.key(0))
 
 
@@ -423,7 +431,7 @@ def test_it_works_without_jit(name):
 def test_double_precision_changes_no_type_but_that_of_parameters(name):
     expected, _, like = train(make(name), ONE, num_steps=1)
     with jax.enable_x64(True):
-        theta = OPTIMIZERS[name]().init_theta(jax.random.key(0))
+        theta = MAKERS[name]().init_theta(jax.random.key(0))
         chex.assert_trees_all_equal_shapes_and_dtypes(theta, bound(name)[1])
         tx, params = make(name), optax.tree.cast(ONE, jnp.float64)
         grads, state = gradients(params), tx.init(params)

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from evaluation.paper.methods import COLUMNS, PROOFS, ROWS, entries
+from evaluation.paper.method_table import COLUMNS, PROOFS, ROWS, entries
 from evaluation.tuners.episodes import OuterProblem
 from evaluation.tuners.tuners import TUNERS
 from lopt.errors import UserError

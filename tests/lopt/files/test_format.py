@@ -395,5 +395,5 @@ def test_the_state_is_that_of_the_optimizer(saved):
 
 
 def test_a_scalar_theta_can_be_saved(tmp_path):
-    names = [name for name, _ in file_format._named_leaves(jnp.ones(()))]
+    names = [name for name, _ in file_format.named_leaves(jnp.ones(()))]
     assert names == ["theta"]

@@ -7,6 +7,7 @@ import pytest
 from lopt.kernels import native
 from lopt.kernels.prepare import prepare
 from lopt.optimizers.adafactor_mlp import AdafactorMLP
+from lopt.optimizers.classical import LearnedSGD
 from lopt.optimizers.learned_muon import LearnedMuon
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 
@@ -44,6 +45,11 @@ def test_it_is_compiled_where_an_update_uses_it(built, optimizer, params, expect
     assert prepare("auto", [(optimizer, params)], lines.append) == expected
     assert built == (["build"] if expected == "native" else [])
     assert len(lines) == len(built)
+
+
+def test_an_optimizer_with_one_setting_per_tensor_is_accepted(built):
+    assert prepare("auto", [(LearnedSGD(num_blocks=1), SMALL)], print) == "xla"
+    assert built == []
 
 
 def test_xla_is_used_on_request(built):

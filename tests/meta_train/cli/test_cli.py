@@ -73,7 +73,7 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
         ),
         (
             ["meta-train", "digits-mlp", "--systems.0.task.dataset=no.csv"],
-            ["no.csv must be a CSV file"],
+            ["no.csv must be a file that can be read"],
         ),
         (["estimators", "digits-mpl"], ["Did you mean 'digits-mlp'?"]),
         (
@@ -93,7 +93,10 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
             ["`--out` must be a directory that can be written"],
         ),
         (
-            [*QUICK, "--estimator", "RTRL", "--estimator.num-episodes=100000000"],
+            [
+                *("meta-train", "digits-mlp", "--run-dir=run", "--wandb=off"),
+                *("--estimator", "RTRL", "--estimator.num-episodes=10000000"),
+            ],
             ["RTRL on InnerTraining carries", "--estimator PES, which carries"],
         ),
     ],

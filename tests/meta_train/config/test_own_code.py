@@ -9,7 +9,7 @@ import pytest
 from lopt.errors import UserError
 from lopt.registry import OPTIMIZERS
 from meta_train.config import own_code
-from meta_train.config.config import read_config, write_config
+from meta_train.config.config_file import read_config, write_config
 from meta_train.config.own_code import SourceFile, class_name, import_file
 from meta_train.config.preset_configs import CONFIGS, compose
 from tasks.zoo import ZOO

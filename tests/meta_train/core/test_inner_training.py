@@ -114,3 +114,27 @@ def test_part_of_theta_says_how_many_units_are_used(key):
     np.testing.assert_allclose(losses[0.9999], whole, rtol=1e-3)
     slope = jax.grad(lambda theta: system.step(theta, state, x)[1])(theta)
     assert (slope.task != 0).all()
+
+
+@pytest.mark.parametrize("measure", ["train-loss", "validation-loss"])
+def test_the_loss_may_be_that_after_the_update(measure, key):
+    before = InnerTraining(TASK, ScheduledSGD(), measure)
+    after = InnerTraining(TASK, ScheduledSGD(), measure, loss_at="after")
+    data, theta, state = start(before, key)
+    x = before.sample_input(data, state, key)
+    following, _ = before.step(theta, state, x)
+    same, loss = after.step(theta, state, x)
+    jax.tree.map(np.testing.assert_array_equal, following.params, same.params)
+    batch = x.train if measure == "train-loss" else x.held_out
+    expected = TASK.loss(following.params, batch)
+    np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+def test_a_task_may_use_few_training_examples():
+    few, whole = MLP(num_examples=7, batch_size=4), MLP(batch_size=4)
+    np.testing.assert_array_equal(
+        few.load().labels, np.asarray(whole.load().labels)[:7]
+    )
+    assert len(few.load("validation").labels) == len(whole.load("validation").labels)
+    with pytest.raises(ValueError, match="`num_examples` must lie between 1"):
+        MLP(num_examples=0)

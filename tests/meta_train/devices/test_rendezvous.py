@@ -8,7 +8,7 @@ import time
 import pytest
 
 from lopt.errors import UserError
-from meta_train.devices.distributed import Launch
+from meta_train.devices import rendezvous
 from meta_train.devices.rendezvous import meet
 
 
@@ -54,6 +54,19 @@ def test_missing_processes_are_named_to_all(address):
         assert "process 1, 3 did not" in message
 
 
+@pytest.mark.parametrize(
+    ("process_id", "text"),
+    [(0, "Waiting for 2 of 3 processes: process 1, 2"), (1, "Waiting for process 0")],
+)
+def test_a_process_that_waits_says_for_whom(process_id, text, address, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_SECONDS_BEFORE_A_WORD", 0.0)
+    said = []
+    with pytest.raises(UserError):
+        meet(address, 3, process_id, 0.5, said.append)
+    assert len(said) == 1
+    assert said[0].startswith(text)
+
+
 def test_a_process_without_a_coordinator_gives_up(address):
     (message,) = run(address, (2, 1), seconds=0.3)
     assert message.startswith(f"process 0 must be reachable at {address}")
@@ -81,7 +94,39 @@ def test_a_port_in_use_is_named(address):
     assert "another program uses the port" in other
 
 
-@pytest.mark.parametrize("address", ["x", ":1", "host:0", "host:99999", "host:-1"])
-def test_an_impossible_address_is_refused(address):
-    with pytest.raises(UserError, match="HOST:PORT"):
-        Launch(coordinator_address=address)
+@pytest.fixture
+def join_and_leave(address):
+    """Function that joins as process 1 of 3 and exits, once process 0 listens."""
+    host, port = address.split(":")
+
+    def join():
+        while True:
+            with contextlib.suppress(OSError):
+                connection = socket.create_connection((host, int(port)))
+                break
+        connection.sendall(b'{"id": 1, "num": 3}\n')
+        connection.close()
+
+    return join
+
+
+def test_a_process_that_was_killed_while_waiting_may_join_again(
+    address, join_and_leave
+):
+    found = []
+    host = threading.Thread(
+        target=lambda: found.extend(run(address, (3, 0), seconds=10))
+    )
+    host.start()
+    join_and_leave()
+    assert run(address, (3, 1), (3, 2), seconds=10) == [None, None]
+    host.join()
+    assert found == [None]
+
+
+def test_a_process_that_was_killed_while_waiting_is_missing(address, join_and_leave):
+    killed = threading.Thread(target=join_and_leave)
+    killed.start()
+    (message,) = run(address, (3, 0))
+    killed.join()
+    assert "process 1, 2 did not" in message

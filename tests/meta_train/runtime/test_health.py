@@ -2,12 +2,17 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import pytest
 
 from lopt.errors import UserError
+from lopt.optimizers.scheduled_sgd import ScheduledSGD
 from meta_train.config.preset_configs import CONFIGS
+from meta_train.core.inner_training import InnerTraining
 from meta_train.runtime.export import export_run
 from meta_train.runtime.run import meta_train
+from tasks import register_task
+from tasks.synthetic.quadratic import RandomQuadratic
 
 
 def quadratic(tmp_path, **fields):
@@ -38,6 +43,25 @@ def test_a_run_without_a_gradient_stops(estimator, learning_rate, tmp_path, caps
     assert "Nothing was exported" in str(error.value)
     output = capsys.readouterr().out
     assert "members were not finite" in output or "gradient was zero" in output
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(RandomQuadratic):
+    value: str = "nan"
+
+    def loss(self, params, batch):
+        return super().loss(params, batch) * jnp.float32(self.value)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_task_without_a_finite_loss_stops_the_run(value, tmp_path, capsys):
+    config = quadratic(tmp_path, num_outer_steps=500, max_faulty_updates=20)
+    register_task("broken", Broken(value=value))
+    system = InnerTraining(Broken(value=value), ScheduledSGD())
+    with pytest.raises(UserError, match=r"must make progress.*members were not finite"):
+        meta_train(dataclasses.replace(config, systems=(system,)))
+    assert "32 of 32 members were not finite" in capsys.readouterr().out
     assert not list(tmp_path.rglob("*.safetensors"))
 
 

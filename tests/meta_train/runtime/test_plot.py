@@ -54,3 +54,13 @@ def test_what_is_missing_is_left_out(tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / "metrics.jsonl").write_text(text + '{"step": 3')
     assert draw(config, tmp_path).exists()
+
+
+@pytest.mark.parametrize("name", ["$x_{$", "\x1b[31m", "$\\frac"])
+def test_a_run_directory_may_have_any_name(name, tmp_path):
+    config = CONFIGS["influence-balancing"]
+    config = dataclasses.replace(config, run_dir=tmp_path / name)
+    config.run_dir.mkdir()
+    line = {"step": 10, "loss": None, "num_nonfinite": 3, "meta_loss": None}
+    (config.run_dir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert draw(config, config.run_dir).exists()

@@ -14,7 +14,7 @@ import pytest
 
 import lopt
 from lopt.errors import UserError
-from meta_train.config.config import write_config
+from meta_train.config.config_file import write_config
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
@@ -194,6 +194,18 @@ def test_a_run_without_a_valid_checkpoint_restarts_only_on_request(
     assert theta_bytes(run_dir) == theta_bytes(whole_run)
 
 
+def test_only_the_newest_checkpoint_can_be_unfinished(whole_run, tmp_path):
+    run_dir = tmp_path / "run"
+    subprocess.run(["cp", "-r", whole_run, run_dir], check=True)
+    for manifest in (run_dir / "checkpoints").glob("*/sha256.json"):
+        manifest.unlink()
+    checkpoints = Checkpoints(run_dir / "checkpoints", print)
+    assert checkpoints.latest is None
+    with pytest.raises(UserError, match=r"all are damaged: 2000.damaged, 2500.damaged"):
+        checkpoints.check_restart(asked=False)
+    checkpoints.close()
+
+
 def test_a_lost_configuration_is_written_again(whole_run, tmp_path, lopt_command):
     run_dir = tmp_path / "run"
     subprocess.run(["cp", "-r", whole_run, run_dir], check=True)
@@ -206,13 +218,24 @@ def test_a_lost_configuration_is_written_again(whole_run, tmp_path, lopt_command
     assert {**again, "run_dir": ""} == {**json.loads(config), "run_dir": ""}
 
 
-@pytest.mark.parametrize("reader", ["head -c 20", "cat > /dev/full"])
-def test_broken_standard_output_does_not_end_a_run(reader, tmp_path):
+def test_resuming_writes_no_configuration_that_is_there(tmp_path, monkeypatch):
+    config = dataclasses.replace(CONFIGS["quadratic-schedule"], run_dir=tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    write_config(config)
+
+    def fail(path, content):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("meta_train.config.config_file.write_atomically", fail)
+    write_config(config)
+
+
+@pytest.mark.parametrize("output", ["| head -c 20", "> /dev/full", ">&-"])
+def test_broken_standard_output_does_not_end_a_run(output, tmp_path):
     command = f"{sys.executable} -m lopt {' '.join(RUN)} --num-outer-steps=300"
     command += " --evaluate-every-steps=0 --run-dir=run"
     # With `/dev/full`, the disk of a log file is full.
-    pipe = f"{command} > /dev/full" if "full" in reader else f"{command} | {reader}"
-    script = f"{pipe}; exit ${{PIPESTATUS[0]}}"
+    script = f"{command} {output}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,
@@ -221,7 +244,8 @@ def test_broken_standard_output_does_not_end_a_run(reader, tmp_path):
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("standard output cannot be written") == 1
+    num_reports = 0 if output == ">&-" else 1  # It was closed on purpose.
+    assert done.stderr.count("standard output cannot be written") == num_reports
     assert "Traceback" not in done.stderr
     assert (tmp_path / "run" / "optimizer.safetensors").exists()
 

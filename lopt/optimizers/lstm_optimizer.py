@@ -226,8 +226,8 @@ class LSTMOptimizer(TensorOptimizer):
         )
         controls, step_sizes, hidden, memory = outputs
         results = [
-            (self._step(theta, tensor, *outputs, info), tensor.state)
-            for tensor, *outputs in zip(current, controls, step_sizes, strict=True)
+            (self._step(theta, tensor, control, size, info), tensor.state)
+            for tensor, control, size in zip(current, controls, step_sizes, strict=True)
         ]
         return results, LSTMShared(
             shared.hidden.at[places].set(hidden),

@@ -76,7 +76,8 @@ def _list() -> int:
     table = Table(box=None, title="Experiments of the PES paper", title_justify="left")
     for column in ("name", "in the paper", "claim", "small", "paper"):
         justify = "right" if column in ("small", "paper") else "left"
-        table.add_column(column, justify=justify, no_wrap=column in ("name", "small"))
+        width = max(map(len, EXPERIMENTS)) if column == "name" else None
+        table.add_column(column, justify=justify, min_width=width)
     for name, kind in EXPERIMENTS.items():
         times = (_duration(kind.minutes[scale]) for scale in ("small", "paper"))
         table.add_row(name, kind.figure, kind.claim, *times)

@@ -41,8 +41,7 @@ class Telescoping(Experiment):
     scales: ClassVar = {
         "smoke": {
             **{"num_seeds": 1, "dataset": "digits", "width": 4, "batch_size": 8},
-            **{"horizon": 20, "length": 10, "num_pairs": 2, "num_outer_steps": 4},
-            **{"num_grid": 2},
+            **{"horizon": 20, "length": 10, "num_outer_steps": 4, "num_grid": 2},
         },
         "small": {
             **{"width": 16, "batch_size": 32, "horizon": 500, "num_pairs": 10},

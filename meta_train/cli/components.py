@@ -48,7 +48,7 @@ class Components(NamedTuple):
         from meta_train.config.own_code import class_name, imported
         from meta_train.config.preset_configs import CONFIGS, compose, without_preset
 
-        def resolved(value):
+        def resolved(value: Any) -> Any:
             if isinstance(value, str):
                 return class_name(value)
             return value and [class_name(each) for each in value]

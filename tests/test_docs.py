@@ -15,6 +15,7 @@ import lopt
 from lopt.cli.main import main
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from meta_train.config.config_file import write_config
+from meta_train.config.own_code import class_name, imported
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.estimators import ESTIMATORS
 
@@ -43,7 +44,8 @@ COMMANDS = sorted(
 # The function of each command that does the work, after validation of its flags.
 WORK = {
     "meta-train": "meta_train.runtime.run.meta_train",
-    "plot": "meta_train.runtime.export.restore",
+    "plot": "meta_train.runtime.run_directory.check_writable",
+    "runs": "meta_train.cli.runs._is_run",
     "export": "meta_train.runtime.export.export_run",
     "import": "lopt.files.released.import_theta",
     "show": "lopt.files.format.read_card",
@@ -74,10 +76,14 @@ def test_commands_in_the_documentation_are_valid(command, tmp_path, monkeypatch,
         assert not extra or extra in project["optional-dependencies"]
         return
     monkeypatch.chdir(tmp_path)
-    for run in ("mine", "other"):
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for run in ("mine", "other", "own", "tuned", "seeds/seed-0", "seeds/seed-1"):
         folder = tmp_path / "runs" / run
         folder.mkdir(parents=True)
         config = dataclasses.replace(CONFIGS["quadratic-schedule"], run_dir=folder)
+        if run == "own":
+            class_name("examples/bowl.py:Bowl")
+            config = dataclasses.replace(config, sources=imported())
         write_config(config)
     for file in ("mine", "file", "celo", "celo2"):
         optimizer = PerParameterMLP(width=8)

@@ -61,10 +61,9 @@ class ManyHyperparameters(Experiment):
 
     @property
     def _system(self):
-        ranges = {"lr_range": (1e-4, 1e-2), "decay_range": (0.01, 0.9)}
-        sizes = {"batch_size": self.batch_size, "width": self.width, "depth": 5}
-        task = MaskedMLP(self.dataset, **sizes)
-        momentum = LearnedMomentum(num_blocks=12, **ranges)
+        task = MaskedMLP(self.dataset, self.batch_size, width=self.width, depth=5)
+        rates, decays = (1e-4, 1e-2), (0.01, 0.9)
+        momentum = LearnedMomentum(num_blocks=12, lr_range=rates, decay_range=decays)
         return InnerTraining(task, momentum, "validation-loss")
 
     @override

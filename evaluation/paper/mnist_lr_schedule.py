@@ -13,11 +13,12 @@ from evaluation.paper.jobs import ES_AND_PES, surface, training
 from evaluation.paper.records import is_lower, spread
 from lopt.optimizers.classical import LearnedMomentum
 from meta_train.core.inner_training import InnerTraining
+from meta_train.core.measures import Measure
 from meta_train.core.truncation import Truncation
 from meta_train.outer.outer_optimizer import OuterAdam
 from tasks.supervised.mlp import MLP
 
-MEASURES = {"loss": "train-loss", "accuracy": "validation-error"}
+MEASURES: dict[str, Measure] = {"loss": "train-loss", "accuracy": "validation-error"}
 THETA = ("theta/log_lr", "theta/log_power")
 
 

@@ -154,7 +154,7 @@ def _lstm(tensors: Tensors) -> Weights:
 
     # The second of the three layers before the LSTM replaces the result of the first.
     layers = {"unused": "linear", "largest": "linear_1", "own": "linear_2"}
-    network = {ours: dense(theirs) for ours, theirs in layers.items()}
+    network: Weights = {ours: dense(theirs) for ours, theirs in layers.items()}
     network["step_size"] = dense("step_size")
     if tensors.has("rnn_params/rnn_to_controls/w"):
         network["controls"] = dense("rnn_to_controls")

@@ -106,10 +106,8 @@ class MnistLrSchedule(Experiment):
     @override
     def draw(self, results):
         figure, panels = looks.axes(2, size=4.6)
-        for axis, measure in zip(panels, MEASURES, strict=True):
-            looks.surface(
-                figure, axis, results[f"surface-{measure}"], MEASURES[measure]
-            )
+        for axis, (measure, label) in zip(panels, MEASURES.items(), strict=True):
+            looks.surface(figure, axis, results[f"surface-{measure}"], label)
             for name in ES_AND_PES:
                 for i, k in enumerate(self.lengths):
                     paths = results.path(f"{measure}/{name}, K = {k}", THETA)

@@ -25,6 +25,16 @@ class Size(NamedTuple):
     flops: float
 
 
+def num_parameters(family: Family) -> int:
+    """Count the parameters of a task, without tracing its loss."""
+
+    def init(key):
+        return family.problem(family.sample_constants(key)).init_params(key)
+
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+
 @functools.cache
 def size(family: Family) -> Size:
     """Compute the size of a task.

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from lopt.cli.parse import parse
+
 
 @dataclass(frozen=True)
 class _Evaluate:
@@ -14,7 +16,8 @@ class _Evaluate:
     """Run directories of `lopt meta-train`, files written by `lopt export`, or names of
     shipped optimizers (`lopt show` lists them)."""
     suite: str = "quick"
-    """Suite of held-out tasks; quick needs no download."""
+    """Suite of held-out tasks: quick, width, depth, horizon, batch, architecture,
+    dataset or heldout. Only heldout needs downloads."""
     tasks: tuple[str, ...] = ()
     """Evaluate on these tasks instead of a suite; `lopt tasks` lists the names."""
     num_steps: int = 200
@@ -32,7 +35,8 @@ class _Evaluate:
     seed: int = 0
     """Random seed of all runs."""
     baselines: tuple[str, ...] = ()
-    """Baselines to compare with, in addition to Adam; all by default."""
+    """Baselines to compare with, in addition to Adam: sgd, momentum, adam, adamw,
+    nadamw, lion, muon and schedule-free, or some of them; all by default."""
     tune: tuple[str, ...] = ()
     """Names of sources whose learning rate and schedule are tuned like a baseline's."""
     ablate: tuple[Literal["untrained"], ...] = ()
@@ -47,9 +51,9 @@ class _Evaluate:
 
 def evaluate(arguments: Sequence[str]) -> int:
     """Run `lopt evaluate RUN_DIR_OR_FILE ... [--suite quick] [--out DIR]`."""
-    options = tyro.cli(
+    options = parse(
         _Evaluate,
-        args=arguments,
+        arguments,
         prog="lopt evaluate",
         description="Compare learned optimizers with tuned baselines on unseen runs.",
     )

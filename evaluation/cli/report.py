@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from lopt.cli.parse import parse
+
 
 @dataclass(frozen=True)
 class _Report:
@@ -18,9 +20,9 @@ class _Report:
 
 def report(arguments: Sequence[str]) -> int:
     """Run `lopt report RESULTS [--out DIR]`."""
-    options = tyro.cli(
+    options = parse(
         _Report,
-        args=arguments,
+        arguments,
         prog="lopt report",
         description="Draw the report of an evaluation again, from its numbers.",
     )

@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from lopt.cli.parse import parse
 from lopt.errors import UserError, lookup
 
 
@@ -36,9 +37,9 @@ class _Reproduce:
 
 def reproduce(arguments: Sequence[str]) -> int:
     """Run `lopt reproduce NAME | all | --list`."""
-    options = tyro.cli(
+    options = parse(
         _Reproduce,
-        args=arguments,
+        arguments,
         prog="lopt reproduce",
         description="Reproduce an experiment of the PES paper and check its claim.",
     )

@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from lopt.cli.parse import parse
 from lopt.errors import UserError, lookup
 
 
@@ -30,9 +31,9 @@ class _Tasks:
 
 def tasks(arguments: Sequence[str]) -> int:
     """Run `lopt tasks [NAME]`."""
-    options = tyro.cli(
+    options = parse(
         _Tasks,
-        args=arguments,
+        arguments,
         prog="lopt tasks",
         description="List tasks, optimizers, estimators and presets, or show one task.",
     )

@@ -46,8 +46,8 @@ def tune(arguments: Sequence[str]) -> int:
         "tune",
         arguments,
         _Tune,
-        "Search for the theta of a preset by its losses alone, and by meta-training, "
-        "at equal numbers of inner steps. The extra `tuners` brings Optuna.",
+        "Search for the theta of a preset by its losses, and by meta-training.\n\n"
+        "Both take equal numbers of inner steps. The extra `tuners` brings Optuna.",
     )
     import jax
 

@@ -5,8 +5,6 @@ import dataclasses
 import hashlib
 import io
 import json
-import os
-import zipfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -17,17 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 
 from lopt.files.atomic import write_atomically
+from lopt.files.bounded import read_bounded
 from lopt.kernels import native
 from lopt.source_hash import source_hash
+from tasks.datasets import DATASETS, CsvTable
+from tasks.prepared import find_file
 
-_LARGEST = 2**28  # bytes of an entry, uncompressed
+_LARGEST = 2**28  # bytes of an entry
+_DIGEST = 32
 _OURS = ("lopt", "tasks", "meta_train", "evaluation")
 _VERSIONS = ("lopt", "jax", "jaxlib", "flax", "optax")
 Arrays = TypeVar("Arrays", bound=tuple)
 
 
 class Cache:
-    """Directory of `.npz` files, one for each cached named tuple of arrays."""
+    """Directory of files, one for each cached named tuple of arrays.
+
+    A file is a SHA-256 hash of 32 bytes, followed by an `.npz` archive.
+    """
 
     def __init__(self, folder: Path | None = None):
         """Initialize the cache.
@@ -52,15 +57,15 @@ class Cache:
             return None
         fields = kind._fields  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            with zipfile.ZipFile(self._folder / f"{name}.npz") as file:
-                if sum(each.file_size for each in file.infolist()) > _LARGEST:
-                    return None
-            content = np.load(self._folder / f"{name}.npz", allow_pickle=False)
-            arrays = kind(*(content[field] for field in fields))
-        # Damaged files may raise anything, also in `zipfile` and `zlib`.
+            entry = read_bounded(self._folder / f"{name}.cached", _LARGEST)
+            digest, content = entry[:_DIGEST], entry[_DIGEST:]
+            if hashlib.sha256(content).digest() != digest:
+                return None
+            arrays = np.load(io.BytesIO(content), allow_pickle=False)
+            return kind(*(arrays[field] for field in fields))
+        # Any unreadable entry is a miss: other versions may have written anything.
         except Exception:
             return None
-        return arrays if all(x.dtype.kind in "fiub" for x in arrays) else None
 
     def put(self, name: str | None, arrays: Any) -> None:
         """Write a named tuple of arrays atomically.
@@ -74,7 +79,9 @@ class Cache:
             self._folder.mkdir(parents=True, exist_ok=True)
             content = io.BytesIO()
             np.savez_compressed(content, **arrays._asdict())
-            write_atomically(self._folder / f"{name}.npz", content.getvalue())
+            data = content.getvalue()
+            digest = hashlib.sha256(data).digest()
+            write_atomically(self._folder / f"{name}.cached", digest + data)
 
 
 def name_of(*parts: Any) -> str | None:
@@ -85,8 +92,8 @@ def name_of(*parts: Any) -> str | None:
 
     Args:
         *parts: Inputs of the computation: dataclasses of this project, arrays, PRNG
-            keys, containers, scalars and strings. A string that is the path of a file
-            is hashed with the size and modification time of the file.
+            keys, containers, scalars and strings. A string that names a CSV or text
+            file is hashed with the size and modification time of the file.
     """
     versions = {package: metadata.version(package) for package in _VERSIONS}
     devices = jax.devices()
@@ -96,6 +103,13 @@ def name_of(*parts: Any) -> str | None:
     except TypeError:  # User-defined functions and classes have no stable description.
         return None
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+
+
+def _file_of(name: str) -> Path | None:
+    """Find the file of a dataset or text by its name or path, if it has one."""
+    dataset = DATASETS.get(name)
+    path = find_file(dataset.path if isinstance(dataset, CsvTable) else name)
+    return path if name and path.is_file() else None
 
 
 def _describe(value: Any) -> Any:
@@ -120,8 +134,8 @@ def _describe(value: Any) -> Any:
         return {str(k): _describe(v) for k, v in value.items()}
     if isinstance(value, tuple | list):
         return [_describe(item) for item in value]
-    if isinstance(value, str) and os.path.isfile(value):  # A user's dataset file.
-        about = os.stat(value)
+    if isinstance(value, str) and (path := _file_of(value)) is not None:
+        about = path.stat()
         return [value, about.st_size, about.st_mtime_ns]
     if value is None or isinstance(value, bool | int | float | str):
         return value

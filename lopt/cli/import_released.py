@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from lopt.cli.parse import parse
+
 
 @dataclass(frozen=True)
 class _Import:
@@ -31,9 +33,9 @@ class _Import:
 
 def import_released(arguments: Sequence[str]) -> int:
     """Import an optimizer that another project has released (`lopt import`)."""
-    options = tyro.cli(
+    options = parse(
         _Import,
-        args=arguments,
+        arguments,
         prog="lopt import",
         description="Import an optimizer that another project has released.",
     )

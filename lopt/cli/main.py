@@ -127,8 +127,20 @@ def _run(arguments: Sequence[str]) -> int:
             f"the package {error.name} must be installed; it was not found. "
             "Try pip install '.[train]' in a clone of lopt."
         )
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        complaint = (
+            f"this machine must have more memory ({one_line(error)}). Try a smaller "
+            "task, or fewer of them."
+        )
     complain(f"lopt {name}: {complaint}")
     return 2
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Check for Python's own error, and for that of XLA."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 def _take_flag(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,8 +1,11 @@
 """Standard output that may break without ending the program."""
 
 import contextlib
+import functools
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -48,9 +51,24 @@ class FaultTolerantOutput:
 
 
 def complain(text: str, stream: Any = None) -> None:
-    """Print printable text to `stream` if possible, by default standard error."""
+    """Print printable text to `stream` if possible, by default standard error.
+
+    Terminals break lines within words: wrap there, and nowhere else.
+    """
     with contextlib.suppress(OSError, ValueError):
-        print(printable(text), file=stream or sys.stderr, flush=True)
+        text, stream = printable(text), stream or sys.stderr
+        if stream.isatty():
+            text = wrapped(text)
+        print(text, file=stream, flush=True)
+
+
+def wrapped(text: str) -> str:
+    """Wrap the lines of a text between words, at the width of the terminal."""
+    width = shutil.get_terminal_size().columns
+    wrap = functools.partial(
+        textwrap.fill, width=width, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(map(wrap, text.split("\n")))
 
 
 def printable(text: str) -> str:

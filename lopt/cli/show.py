@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from lopt.cli.parse import parse
+
 _IN_A_RUN = "optimizer.safetensors"
 
 
@@ -19,9 +21,9 @@ class _Show:
 
 def show(arguments: Sequence[str]) -> int:
     """Print the card of an optimizer, or list the shipped ones (`lopt show`)."""
-    options = tyro.cli(
+    options = parse(
         _Show,
-        args=arguments,
+        arguments,
         prog="lopt show",
         description="Show the card of an optimizer, or list the shipped ones.",
     )
@@ -61,17 +63,19 @@ def show(arguments: Sequence[str]) -> int:
 
 
 def _list_shipped() -> int:
+    from lopt.cli.output import wrapped
     from lopt.files.format import read_card
     from lopt.pretrained import list_pretrained
 
     for name in list_pretrained():
         card = read_card(name)
         shortest, longest = card["horizons"]
-        print(
+        text = (
             f"{name}  {card['architecture']}, {card['num_parameters']} parameters, "
             f"meta-trained on {len(card['tasks'])} tasks for runs of {shortest} to "
             f"{longest} steps"
         )
+        print(wrapped(text))
     print('\n`lopt show NAME` prints a card; lopt.load("NAME", num_steps=N) loads one.')
     return 0
 

@@ -16,7 +16,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
         partial.replace(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from jaxtyping import PyTree
 from lopt.base import LearnedOptimizer, Theta
 from lopt.errors import UserError, one_line
 from lopt.files.atomic import write_atomically
+from lopt.files.bounded import check_regular
 from lopt.files.dataclass_json import from_dict, to_dict
-from lopt.files.json_file import parse_object
+from lopt.files.json_file import LARGEST, parse_object
 from lopt.pretrained import resolve
 from lopt.registry import OPTIMIZERS
 
@@ -30,6 +32,7 @@ _HEADER = "lopt"
 _ENTRIES = {"architecture": str, "hyperparameters": dict, "card": dict}
 _LARGEST_SIZE = 100
 _LARGEST_FILE = 2**28  # bytes
+_MOST_TENSORS = 1_000
 
 
 def save(
@@ -118,12 +121,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f"{path} must be a file written by `lopt export`; there is none. "
             "Try `lopt export RUN_DIR --out FILE`."
         )
-    if path.stat().st_size > _LARGEST_FILE:
-        raise UserError(
-            f"{path} must have at most {_LARGEST_FILE:,} bytes; got "
-            f"{path.stat().st_size:,}. Try a file written by `lopt export`."
-        )
     try:
+        _check_bounds(path)
         # `safe_open` rejects sizes beyond the end of the file before it allocates.
         with safetensors.safe_open(path, framework="numpy") as file:
             header = _read_header(path, file.metadata() or {})
@@ -151,6 +150,23 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
                 f"{one_line(repr(header.get(name)))}. Export it again from its run."
             )
     return header, tensors
+
+
+def _check_bounds(path: Path) -> None:
+    """Validate the sizes of a file and of its header, before it is parsed.
+
+    Raises:
+        ValueError: If one is too large.
+    """
+    check_regular(path, _LARGEST_FILE)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        num_tensors = 0 if length > LARGEST else file.read(length).count(b'"dtype"')
+    if length > LARGEST or num_tensors > _MOST_TENSORS:
+        raise ValueError(
+            f"its header must have at most {LARGEST:,} bytes and {_MOST_TENSORS} "
+            f"tensors; got {length:,} and {num_tensors}"
+        )
 
 
 def _read_header(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -206,7 +222,8 @@ def _check_theta(
     """
     # Dimensions of empty tensors are free of charge, and bound nothing.
     sizes = [n for tensor in tensors.values() for n in tensor.shape if tensor.size]
-    _check_sizes(optimizer, max([_LARGEST_SIZE, len(tensors), *sizes]))
+    most = max(_LARGEST_SIZE, len(tensors))
+    _check_sizes(optimizer, most, max([most, *sizes]))
     template = _template(optimizer)
     found = {name: (x.shape, x.dtype) for name, x in tensors.items()}
     if found != {n: (x.shape, x.dtype) for n, x in named_leaves(template)}:
@@ -223,7 +240,7 @@ def _check_theta(
     return template
 
 
-def _check_sizes(optimizer: Any, largest: int) -> None:
+def _check_sizes(optimizer: Any, most: int, largest: int) -> None:
     """Raise if a hyperparameter implies a larger `theta` than the file contains.
 
     A small file may specify a network of a billion layers, and tracing its `init_theta`
@@ -231,7 +248,8 @@ def _check_sizes(optimizer: Any, largest: int) -> None:
 
     Args:
         optimizer: Dataclass whose fields are checked.
-        largest: Upper bound on integers that determine the shapes of `theta`.
+        most: Upper bound on integers that determine the number of tensors.
+        largest: Upper bound on integers that determine their shapes.
     """
     values = {
         field.name: getattr(optimizer, field.name)
@@ -240,9 +258,9 @@ def _check_sizes(optimizer: Any, largest: int) -> None:
     large = []
     for name, value in values.items():
         if dataclasses.is_dataclass(value):
-            _check_sizes(value, largest)
+            _check_sizes(value, most, largest)
         numbers = (len(value), *value) if isinstance(value, tuple) else (value,)
-        if any(isinstance(number, int) and number > largest for number in numbers):
+        if any(isinstance(number, int) and number > most for number in numbers):
             large.append(name)
     small = {n: () if isinstance(values[n], tuple) else 1 for n in large}
     for name in large:
@@ -251,12 +269,17 @@ def _check_sizes(optimizer: Any, largest: int) -> None:
             return dataclasses.replace(optimizer, **small | changed)
 
         # Integers that do not affect the shapes of `theta` are unbounded.
-        if isinstance(values[name], tuple) or (
-            _template(make(**{name: 1})) != _template(make(**{name: 2}))
-        ):
+        if isinstance(values[name], tuple):
+            bound = most
+        else:
+            one, two = (_template(make(**{name: n})) for n in (1, 2))
+            is_depth = jax.tree.structure(one) != jax.tree.structure(two)
+            bound = most if is_depth else math.inf if one == two else largest
+        if isinstance(values[name], tuple) or values[name] > bound:
             raise UserError(
-                f"`{name}` must be at most {largest}: it has no more tensors, and no "
-                f"larger ones; got {values[name]}. Export it again from its run."
+                f"`{name}` must be at most {bound}: it has no more tensors, and no "
+                f"larger ones; got {one_line(values[name])}. Export it again from its "
+                "run."
             )
 
 

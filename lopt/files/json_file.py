@@ -1,27 +1,24 @@
-"""Reading of JSON files from outside: regular files of bounded size."""
+"""Reading of JSON files from outside: regular files of bounded size and depth."""
 
 import json
-import stat
 from pathlib import Path
 from typing import Any
 
-_LARGEST = 2**26  # bytes
+from lopt.files.bounded import read_bounded
+
+LARGEST = 2**24
+"""Bytes of a JSON text. Parsed values may need 20 times as much memory."""
 _DEEPEST = 50
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object from a regular file of at most 64 MiB.
+    """Read a JSON object from a regular file of at most 16 MiB.
 
     Raises:
         OSError: If the file cannot be opened.
         ValueError: If it is not a regular file, is too large, or is not a JSON object.
     """
-    about = path.stat()  # Opening a FIFO would block.
-    if not stat.S_ISREG(about.st_mode):
-        raise ValueError("it is not a regular file")
-    if about.st_size > _LARGEST:
-        raise ValueError(f"it has {about.st_size:,} bytes, above {_LARGEST:,}")
-    return parse_object(path.read_bytes())
+    return parse_object(read_bounded(path, LARGEST))
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:

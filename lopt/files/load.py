@@ -126,7 +126,8 @@ def _warn_of_horizon(path: Any, num_steps: NumSteps, card: Mapping[str, Any]) ->
     """Warn of runs longer than all training horizons, or under half the shortest."""
     horizons = card.get("horizons")
     numbers = horizons if isinstance(horizons, list) else [horizons]
-    known = [float(x) for x in numbers if isinstance(x, int | float)]
+    # Cards may contain NaN, and integers that no float can hold.
+    known = [x for x in numbers if isinstance(x, int | float) and abs(x) < 2**63]
     if not known or not isinstance(num_steps, int):
         return
     if min(known) / 2 <= num_steps <= max(known):

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lopt.adapter import LeafInputs, StepInfo, TensorOptimizer, TensorState
 from lopt.base import Theta
 from lopt.errors import UserError, lookup
-from lopt.optimizers.features import zeros_like
+from lopt.optimizers.features import clipped, zeros_like
 from lopt.optimizers.learning_rate import (
     Schedule,
     check_schedule,
@@ -243,6 +243,7 @@ class LearnedAdam(_Classical):
 
     @override
     def _direction(self, theta, grad, state):
+        grad = clipped(grad)
         count = cast(Array, optax.safe_increment(state.num_updates))
         first = _average(state.first, grad, theta["logit_first_decay"])
         second = _average(state.second, grad**2, theta["logit_second_decay"])

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lopt.adapter import LeafInputs, PerTensorOptimizer, StepInfo
 from lopt.base import Theta
-from lopt.optimizers.features import zeros_like
+from lopt.optimizers.features import clipped, zeros_like
 from lopt.optimizers.network import linear
 
 # Threshold ``exp(-k)`` with k = 5: smaller gradients enter the features linearly.
@@ -126,7 +126,7 @@ class CoordinateLSTM(PerTensorOptimizer):
 
     @override
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):
-        features = _features(tensor.grad)
+        features = _features(clipped(tensor.grad))
         applied: Any = _Network(self.width).apply(theta, features, tensor.state)
         output, state = applied
         used = state.used | (tensor.grad != 0)

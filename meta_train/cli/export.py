@@ -7,6 +7,8 @@ from typing import Annotated
 
 import tyro
 
+from lopt.cli.parse import parse
+
 
 @dataclass(frozen=True)
 class _Export:
@@ -14,15 +16,15 @@ class _Export:
     """Run directory of `lopt meta-train`."""
     out: Path
     """Output file, ending in .safetensors."""
-    allow_untrained: bool = False
+    allow_untrained: tyro.conf.FlagCreatePairsOff[bool] = False
     """Export theta even if it still has its initial value."""
 
 
 def export(arguments: Sequence[str]) -> int:
     """Run `lopt export RUN_DIR --out FILE`."""
-    options = tyro.cli(
+    options = parse(
         _Export,
-        args=arguments,
+        arguments,
         prog="lopt export",
         description="Export the latest checkpoint of a run as one optax optimizer.",
     )

@@ -6,21 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from lopt.cli.parse import parse
 from lopt.errors import UserError
 from meta_train.cli.components import parse_components
 
 if TYPE_CHECKING:
     from meta_train.config.config import MetaTrainConfig
 
-_DESCRIPTION = """{} Parts by name come first: --tasks NAME [NAME ...],
---optimizer NAME, --estimator NAME, --outer-optimizer NAME, --augment NAME [NAME ...],
---measure train-loss|validation-loss|validation-error. FILE.py:CLASS names a class in a
-file of yours. Without a preset or tasks, --run-dir DIR resumes a run, and --extend N
-continues it for N more outer updates. --seeds S [S ...] runs several seeds, in
-RUN_DIR/seed-S. On several hosts: --distributed auto|on|off, --coordinator-address
-HOST:PORT, --num-processes N, --process-id I; docs/pods.md."""
+_EARLIER_FLAGS = """Flags that are not fields of the configuration:
+  --tasks NAME [NAME ...], --optimizer NAME, --estimator NAME
+  --outer-optimizer NAME, --augment NAME [NAME ...]
+  --measure train-loss|validation-loss|validation-error
+  --seeds S [S ...]: one run for each, in RUN_DIR/seed-S
+  --distributed auto|on|off, --coordinator-address HOST:PORT
+  --num-processes N, --process-id I, --join-seconds S
+
+`lopt tasks` lists the names; FILE.py:CLASS names a class of yours.
+
+Without a preset or tasks:
+  --run-dir DIR: resume a run
+  --run-dir DIR --extend N: continue a run for N more outer updates
+
+docs/pods.md explains runs on several hosts."""
 
 
 def meta_train(arguments: Sequence[str]) -> int:
@@ -114,10 +121,10 @@ def _new_config(arguments: Sequence[str]) -> "MetaTrainConfig":
     components, flags = parse_components("meta-train", arguments)
     from meta_train.config.config import MetaTrainConfig
 
-    return tyro.cli(
+    return parse(
         MetaTrainConfig,
-        default=components.config(),
-        args=flags,
+        flags,
         prog=f"lopt meta-train {components.preset or ''}".strip(),
-        description=_DESCRIPTION.format(components.description).replace("\n", " "),
+        description=f"{components.description}\n\n{_EARLIER_FLAGS}",
+        default=components.config(),
     )

@@ -37,8 +37,8 @@ def plan(arguments: Sequence[str]) -> int:
         "plan",
         arguments,
         _PlanOptions,
-        "Compile the step of a preset for a TPU pod, without a TPU, and report its "
-        "resources. The extra `tpu` installs the compiler.",
+        "Compile the step of a preset for a TPU pod, and report its resources.\n\n"
+        "No TPU is needed. The extra `tpu` installs the compiler.",
     )
     # Do not search for accelerators: planning runs on the host.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from lopt.cli.parse import parse
 from lopt.errors import UserError
 
 
@@ -33,14 +34,11 @@ class _Plot:
 
 def plot(arguments: Sequence[str]) -> int:
     """Run `lopt plot RUN_DIR [RUN_DIR ...] [--out DIR] [--surface]`."""
-    options = tyro.cli(
+    options = parse(
         _Plot,
-        args=arguments,
+        arguments,
         prog="lopt plot",
-        description=(
-            "Draw meta-loss, gradient norm, signal-to-noise, divergence and the "
-            "learned step sizes of a run, or the losses of several runs."
-        ),
+        description="Plot the metrics of runs, and the learned step sizes of one run.",
     )
     if not options.run_dirs:
         raise UserError(

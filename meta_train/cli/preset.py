@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import tyro
-
+from lopt.cli.parse import parse
 from meta_train.cli.components import parse_components
 
 if TYPE_CHECKING:
@@ -33,5 +32,5 @@ def parse_preset(
     """
     components, flags = parse_components(command, arguments)
     prog = f"lopt {command} {components.preset or ''}".strip()
-    chosen = tyro.cli(options, args=flags, prog=prog, description=description)
+    chosen = parse(options, flags, prog=prog, description=description)
     return components.name, components.config(), chosen

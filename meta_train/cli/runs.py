@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lopt.cli.output import printable
+from lopt.cli.parse import parse
 from lopt.errors import UserError
 from lopt.files.json_file import read_object
 
@@ -25,9 +26,9 @@ class _Runs:
 
 def runs(arguments: Sequence[str]) -> int:
     """Run `lopt runs [DIR]`."""
-    options = tyro.cli(
+    options = parse(
         _Runs,
-        args=arguments,
+        arguments,
         prog="lopt runs",
         description="List meta-training runs with their state and best meta-loss.",
     )

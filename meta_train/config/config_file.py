@@ -13,15 +13,17 @@ from lopt.files.json_file import read_object
 from lopt.kernels.prepare import Kernels
 from lopt.registry import OPTIMIZERS
 from meta_train.config.config import MetaTrainConfig
-from meta_train.config.described import check_sizes
+from meta_train.config.described import check_parameters, check_sizes
 from meta_train.config.own_code import SourceFile, import_recorded
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS
 from meta_train.outer.outer_optimizer import OUTER_OPTIMIZERS
+from tasks.base import Family
 from tasks.zoo_queries import task_classes
 
 CONFIG_FILE = "config.json"
+_MOST_DIFFERENCES = 20
 
 # Fields that may differ on resume, since they do not affect the meta-training updates.
 _OPERATIONAL = {
@@ -87,11 +89,14 @@ def write_config(
         if extend:
             changed = [x for x in changed if not x.startswith("num_outer_steps:")]
         if changed:
+            shown = [one_line(line) for line in changed[:_MOST_DIFFERENCES]]
+            if changed[_MOST_DIFFERENCES:]:
+                shown.append(f"and {len(changed) - _MOST_DIFFERENCES} more")
             also = ", or --resize to change its population" if changed == sizes else ""
             raise UserError(
                 f"{config.run_dir} holds a run of another configuration "
                 "(run -> asked for):\n  "
-                + "\n  ".join(changed)
+                + "\n  ".join(shown)
                 + "\nTry another --run-dir, or the flags of that run to resume it"
                 + f"{also}."
             )
@@ -115,8 +120,12 @@ def read_config(run_dir: Path) -> MetaTrainConfig:
         config = from_dict(described, _types())
         if not isinstance(config, MetaTrainConfig):
             raise UserError(f"it describes a {type(config).__name__}")
+        for system in config.systems:
+            if isinstance(system, InnerTraining) and isinstance(system.task, Family):
+                check_parameters(system.task)
         return dataclasses.replace(config, run_dir=run_dir)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    # Hyperparameters from a file may raise any exception in any task.
+    except Exception as error:
         raise UserError(f"{path} is damaged: {one_line(error)}") from error
 
 
@@ -152,9 +161,10 @@ def _read(path: Path) -> dict[str, Any]:
 def _recorded(run_dir: Path) -> dict[str, Any] | None:
     """Read the configuration of a run; `None` if it is missing or damaged."""
     try:
-        return _read(run_dir / CONFIG_FILE)
+        described = _read(run_dir / CONFIG_FILE)
     except UserError:
         return None
+    return described if described.get("type") == MetaTrainConfig.__name__ else None
 
 
 def _essence(described: dict[str, Any]) -> dict[str, Any]:

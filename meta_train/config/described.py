@@ -1,5 +1,6 @@
 """Reconstruction of tasks from untrusted descriptions, such as those of a card."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,11 +9,11 @@ from lopt.files.dataclass_json import from_dict
 from tasks import datasets
 from tasks.base import Family
 from tasks.datasets.text import EMBEDDED
-from tasks.size import size
+from tasks.size import num_parameters
 from tasks.zoo import ZOO
 from tasks.zoo_queries import task_classes
 
-_LARGEST = {"depth": 128, "seed": 2**32}
+_LARGEST = {"depth": 128, "dim": 2**13, "seed": 2**32}
 _LARGEST_SIZE = 2**24
 _MOST_PARAMETERS = 2**27
 
@@ -31,15 +32,26 @@ def task_from_card(described: Any) -> Family:
     task = from_dict(described, task_classes())
     if not isinstance(task, Family):
         raise UserError(f"a task must be a `Family`; got {type(task).__name__}.")
+    check_parameters(task)
+    return task
+
+
+def check_parameters(task: Family) -> None:
+    """Validate that a task of a card or configuration has at most 2^27 parameters.
+
+    Raises:
+        UserError: If it has more.
+    """
     if any(task == entry.problem for entry in ZOO.values()):
-        return task
-    num = size(task).num_parameters
+        return
+    num = _num_parameters(task)
     if num > _MOST_PARAMETERS:
         raise UserError(
-            f"a task of a card must have at most {_MOST_PARAMETERS:,} parameters; got "
-            f"{num:,}."
+            f"a task must have at most {_MOST_PARAMETERS:,} parameters; got {num:,}."
         )
-    return task
+
+
+_num_parameters = functools.lru_cache(maxsize=256)(num_parameters)
 
 
 def check_sizes(described: Any, name: str = "") -> None:

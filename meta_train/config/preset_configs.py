@@ -82,16 +82,25 @@ def compose(
             ours = lookup("optimizer", optimizer, OPTIMIZERS)()
         problems = [lookup("task", name, ZOO).problem for name in tasks]
         wrappers = [lookup("augmentation", name, AUGMENTATIONS) for name in augment]
-        measure = measure or (inner[0].measure if inner else "train-loss")
+        shared = measure or (inner[0].measure if inner else "train-loss")
         try:
             parts["systems"] = tuple(
-                InnerTraining(_wrapped(p, wrappers), ours, measure)
+                InnerTraining(_wrapped(p, wrappers), ours, shared)
                 if isinstance(p, Family)
                 else p
                 for p in problems or [s.task for s in inner] or config.systems
             )
         except ValueError as error:
             raise UserError(str(error)) from error
+        if not any(isinstance(s, InnerTraining) for s in parts["systems"]):
+            flags = {"optimizer": optimizer, "augment": augment, "measure": measure}
+            given = ", ".join(f"--{name}" for name, value in flags.items() if value)
+            if given:
+                raise UserError(
+                    f"{given} must be given systems that train a learned optimizer; "
+                    f"{type(parts['systems'][0]).__name__} has none. Try --tasks "
+                    "digits-mlp."
+                )
     try:
         return dataclasses.replace(config, **parts)
     except ValueError as error:

@@ -4,6 +4,7 @@ This module does not import JAX, so that commands start quickly. The configurati
 in `preset_configs.py`.
 """
 
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -64,5 +65,14 @@ PRESETS: dict[str, Preset] = {
 
 
 def listing() -> str:
-    """Format all presets, one per line."""
-    return "\n".join(f"  {name:<22}{p.description}" for name, p in PRESETS.items())
+    """Format all presets for 80 columns."""
+    indent = " " * 24
+    return "\n".join(
+        textwrap.fill(
+            p.description,
+            80,
+            initial_indent=f"  {name}".ljust(len(indent)),
+            subsequent_indent=indent,
+        )
+        for name, p in PRESETS.items()
+    )

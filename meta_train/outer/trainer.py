@@ -163,7 +163,8 @@ class Trainer:
         """Take `num_steps` outer updates.
 
         `num_steps` is traced, so one compiled program serves any number of updates. The
-        buffers of `state` are donated.
+        buffers of `state` are donated: its arrays are deleted, and using them raises.
+        Pass ``jax.tree.map(jnp.copy, state)`` to keep them.
 
         Returns:
             The new state, and the metrics averaged over the updates.

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +18,12 @@ from typing import Any, cast
 import jax
 import orbax.checkpoint as ocp
 
-from lopt.errors import UserError
+from lopt.errors import UserError, one_line
+from lopt.files.json_file import read_object
 from meta_train.devices import distributed
 from meta_train.outer.trainer import OuterState
 
 _MANIFEST = "sha256.json"
-_LARGEST_MANIFEST = 2**24  # bytes
 _OVERHEAD = 4_096  # bytes on disk per array, for metadata
 _UNFINISHED = "was not finished"
 _STEP = re.compile("0|[1-9][0-9]{0,9}")
@@ -242,7 +243,8 @@ class Checkpoints:
             return
         path = self._directory / str(step)
         partial = path / f"{_MANIFEST}.partial"
-        partial.write_text(json.dumps(_hashes(path), indent=1))
+        hashes = {name: _hash(file) for name, file in _files(path).items()}
+        partial.write_text(json.dumps(hashes, indent=1))
         partial.replace(path / _MANIFEST)
 
     def _last_good_step(
@@ -275,34 +277,52 @@ def _set_aside(path: Path, suffix: str) -> None:
     path.rename(aside)
 
 
-def _hashes(path: Path) -> dict[str, str]:
-    files = sorted(p for p in path.rglob("*") if p.is_file())
-    return {
-        str(p.relative_to(path)): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in files
-        if not p.name.startswith(_MANIFEST)
+def _files(path: Path) -> dict[str, Path]:
+    """Find the files of a checkpoint other than its manifest, by relative path.
+
+    Links are included and not followed.
+    """
+    found = {
+        os.path.relpath(os.path.join(folder, name), path): Path(folder, name)
+        for folder, folders, names in os.walk(path)
+        for name in (*names, *(f for f in folders if Path(folder, f).is_symlink()))
+        if not name.startswith(_MANIFEST)
     }
+    return dict(sorted(found.items()))
+
+
+def _hash(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        OSError: If it cannot be read, or is not a regular file but, say, a link.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fault(path: Path) -> str | None:
     """Describe the damage of a checkpoint, or return `None` if it is valid."""
-    if not path.is_dir():
+    if not path.is_dir() or path.is_symlink():
         return "is not a directory"
     manifest = path / _MANIFEST
     if not manifest.exists():
         return _UNFINISHED
     try:
-        if not manifest.is_file() or manifest.stat().st_size > _LARGEST_MANIFEST:
+        expected, files = read_object(manifest), _files(path)
+        if not expected:
             return "has a damaged manifest"
-        expected = json.loads(manifest.read_bytes())
-        found = _hashes(path)
+        if other := sorted(expected.keys() ^ files.keys()):
+            return (
+                f"is damaged ({one_line(other[0])} is missing or not in its manifest)"
+            )
+        bad = [name for name, file in files.items() if _hash(file) != expected[name]]
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
-    except (ValueError, RecursionError):
+    except ValueError:
         return "has a damaged manifest"
-    if not isinstance(expected, dict) or not expected:
-        return "has a damaged manifest"
-    bad = sorted(k for k in {*expected, *found} if found.get(k) != expected.get(k))
     return f"is damaged ({bad[0]} does not match its sha256)" if bad else None
 
 

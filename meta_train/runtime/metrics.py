@@ -1,7 +1,9 @@
 """Metrics logging to a JSON Lines file and to Weights & Biases."""
 
+import io
 import json
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
+from lopt.errors import UserError
+from lopt.files.bounded import check_regular
 from meta_train.config.config import MetaTrainConfig
 from meta_train.runtime.wandb_log import WandbLog
 from tasks.base import Theta
@@ -17,6 +21,8 @@ from tasks.base import Theta
 METRICS_FILE = "metrics.jsonl"
 _MOST_PENDING = 10_000
 _MOST_LOGGED = 32  # numbers of a theta that is logged
+_MOST_LINES = 50_000  # in memory
+_LARGEST = 2**30  # bytes of the file
 _LONGEST = 2**20  # bytes of a line
 
 
@@ -71,7 +77,7 @@ class MetricsLog:
         try:
             if self._size is None:
                 self._size = _cut(self._path, self._step, self._say)
-            with self._path.open("ab", buffering=0) as file:
+            with _open_for_writing(self._path) as file:
                 if file.tell() != self._size:  # an incomplete line of a failed write
                     file.truncate(self._size)
                 while self._pending:
@@ -80,10 +86,11 @@ class MetricsLog:
                         raise OSError("the disk is full")
                     self._size += len(line)
                     self._pending.popleft()
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if not self._has_failed:
+                reason = getattr(error, "strerror", None) or error
                 self._say(
-                    f"{self._path} cannot be written ({error.strerror or error}); the "
+                    f"{self._path} cannot be written ({reason}); the "
                     "run continues and retries."
                 )
             self._has_failed = True
@@ -93,12 +100,45 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the lines of a metrics file, in order of the file.
 
     Damaged lines are skipped: not JSON, or not an object with an integer `step` and
-    numbers. A missing file has no lines.
+    numbers. A missing file has no lines. Of more than 50,000 lines, every second,
+    fourth, ... is returned, which bounds the memory.
+
+    Raises:
+        UserError: If the path is not a regular file of at most 1 GiB.
     """
-    if not path.exists():
+    try:
+        check_regular(path, _LARGEST)
+    except FileNotFoundError:
         return []
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path} must be a file of metrics; {reason}.") from error
+    found, stride = [], 1
     with path.open("rb") as file:
-        return [line for _, line in _lines(file) if line is not None]
+        good = (line for _, line in _lines(file) if line is not None)
+        for i, line in enumerate(good):
+            if i % stride == 0:
+                found.append(line)
+            if len(found) > _MOST_LINES:
+                found, stride = found[::2], 2 * stride
+    return found
+
+
+def _open_for_writing(path: Path) -> io.FileIO:
+    """Open a regular file for appending; links could lead out of the run directory.
+
+    Raises:
+        OSError: If it is a link, or cannot be opened.
+        ValueError: If it is not a regular file or too large.
+    """
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    file = io.FileIO(os.open(path, flags, 0o666), "a+")
+    try:
+        check_regular(path, _LARGEST)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def metric_columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -141,8 +181,10 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | None]]:
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:
+    if not raw.startswith(b"{"):
+        return None
     try:
-        line = json.loads(raw)
+        line = json.loads(raw.decode())
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deeply
         return None
     if not raw.endswith(b"\n") or not isinstance(line, dict):
@@ -171,14 +213,14 @@ def _cut(path: Path, step: int, say: Callable[[str], None]) -> int:
         Size of the remaining file in bytes.
     """
     size = num_damaged = num_seen = 0
-    with path.open("a+b") as file:
+    with _open_for_writing(path) as raw, io.BufferedReader(raw) as file:
         file.seek(0)
         for end, line in _lines(file):
             if line is None:
                 num_seen += 1
             elif step and line["step"] <= step:
                 size, num_damaged = end, num_seen
-        file.truncate(size)
+        raw.truncate(size)
     if num_damaged:
         say(f"{path} has {num_damaged} damaged lines, which are ignored.")
     return size

@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from lopt.cli.output import FaultTolerantOutput, printable
+from lopt.cli.output import FaultTolerantOutput, printable, wrapped
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -74,9 +74,10 @@ class ProgressReport:
 
     def say(self, text: str) -> None:
         """Print `text` as separate lines, without markup or control characters."""
-        self.console.print(
-            printable(text), highlight=False, markup=False, soft_wrap=True
-        )
+        text = printable(text)
+        if self.console.is_terminal:
+            text = wrapped(text)  # leaves paths whole, unlike `Console.print`
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def resume(self, done: int) -> None:
         """Restart the clock at step `done`; earlier steps do not affect the ETA."""

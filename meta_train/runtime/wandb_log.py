@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lopt.errors import one_line
+from lopt.files.atomic import write_atomically
+from lopt.files.bounded import read_bounded
 from meta_train.config.config import MetaTrainConfig
 
 _SERVICE = "wandb-core"
@@ -131,9 +133,10 @@ def _end_service() -> None:
 def _run_id(run_dir: Path) -> str:
     """Load the wandb id of the run; create it if it is missing or damaged."""
     path = run_dir / "wandb_id"
-    known = path.read_bytes()[:64] if path.is_file() else b""
-    if re.fullmatch(rb"[0-9a-z]{8}", known):
-        return known.decode()
+    with contextlib.suppress(OSError, ValueError):
+        known = read_bounded(path, 64)
+        if re.fullmatch(rb"[0-9a-z]{8}", known):
+            return known.decode()
     new = os.urandom(4).hex()
-    path.write_text(new)
+    write_atomically(path, new)
     return new

@@ -21,7 +21,7 @@ def data(arguments: Sequence[str]) -> int:
         {"list": _list, "prepare": _prepare, "verify": _verify},
         args=arguments or ["--help"],
         prog="lopt data",
-        description=f"Datasets; those of files are kept in {data_dir()}.",
+        description=f"Datasets. Those of files are kept in\n  {_shown_data_dir()}",
     )
     return 0
 
@@ -38,7 +38,11 @@ def _list() -> None:
         row = (name, shape, classes, f"{dataset.num_train:,}", dataset.about, here)
         table.add_row(*row)
     Console().print(table)
-    print(f"\nFiles are looked for in {data_dir()}.")
+    print(f"\nFiles are looked for in\n  {_shown_data_dir()}")
+
+
+def _shown_data_dir() -> str:
+    return "".join(c if c.isprintable() else "?" for c in str(data_dir()))
 
 
 def is_here(dataset: Dataset) -> bool:
@@ -93,7 +97,9 @@ def _find_images(name: str) -> TfdsImages:
     known = {n: d for n, d in DATASETS.items() if isinstance(d, TfdsImages)}
     if isinstance(DATASETS.get(name), CsvTable):
         DATASETS[name].check_prepared()
-        raise DataError(f"{name} is a CSV file and needs no preparation.")
+        raise DataError(
+            f"{name} is a CSV file, which is not downloaded; it is there already."
+        )
     if name in DATASETS and name not in known:
         raise DataError(f"{name} is part of lopt and needs no preparation.")
     if name not in known:

@@ -48,7 +48,10 @@ DATASETS: dict[str, Dataset] = {
             *("cifar10", (32, 32, 3), 10, 45_000, "small photographs"),
             *(_CIFAR_MEAN, _CIFAR_STD),
         ),
-        CsvTable("yacht", (6,), 0, 247, "resistance of hulls", "uci_yacht.csv"),
+        CsvTable(
+            *("yacht", (6,), 0, 247, "resistance of hulls", "uci_yacht.csv"),
+            source="`Yacht Hydrodynamics` of the UCI repository",
+        ),
     )
 }
 

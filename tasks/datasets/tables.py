@@ -22,15 +22,20 @@ class CsvTable(Dataset):
 
     path: str
     """Path of the file, relative to the current or to the data directory."""
+    source: str = ""
+    """Where the file comes from, for the error message if it is missing."""
 
     @override
     def check_prepared(self) -> None:
         path = find_file(self.path)
         if not path.is_file():
+            inputs = self.shape[0]
+            how = f"Write {self.source} there" if self.source else "Copy it there"
             raise DataError(
                 f"The dataset {self.name!r} must be in {path}; there is no such file. "
-                "Copy it there, or try --data-dir, a CSV file of your own, or the task "
-                "diabetes-linear, which needs no file."
+                f"{how} ({inputs} inputs and the target in each row, separated by "
+                "commas), or try --data-dir, or a task that needs no file, such as "
+                "diabetes-linear."
             )
 
     @override

@@ -1,6 +1,8 @@
 """Batched runs equal single runs, baselines are tuned, and results are cached."""
 
 import dataclasses
+import platform
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +19,11 @@ from evaluation.baselines import (
     setting,
 )
 from evaluation.suites import Case
-from evaluation.training import batched as runs
+from evaluation.training import batched as runs, cases
 from evaluation.training.batched import Runs, train
 from evaluation.training.cache import Cache, name_of
 from evaluation.training.cached import train_cached
+from evaluation.training.costs import StepCost
 from evaluation.training.grid_search import num_grid_runs, tune
 from evaluation.training.work import Work, work_per_run
 from tasks.supervised.mlp import MLP
@@ -169,12 +172,52 @@ def test_results_are_kept_and_damaged_ones_made_again(tmp_path, key, monkeypatch
     np.testing.assert_array_equal(again[0].train_loss, first[0].train_loss)
     train_cached(TASK, 10, [*groups, group("sgd", [0.1, 0.3], keys)], cache)
     assert asked == [["sgd"]]
-    for path in tmp_path.glob("*.npz"):
+    for path in tmp_path.iterdir():
         path.write_bytes(b"PK\x03\x04 cut off")
     train_cached(TASK, 10, groups, cache)
     assert asked[1:] == [["sgd", "adam"]]
     train_cached(TASK, 10, groups, cache)
     assert len(asked) == 2
+
+
+def test_what_code_and_machine_results_come_from_names_them(monkeypatch):
+    names, devices = {name_of(TASK)}, jax.devices()
+    for target, value in {
+        "evaluation.training.cache.source_hash": lambda: "other source",
+        "evaluation.training.cache.native.is_available": lambda: "another path",
+        "jax.devices": lambda: [*devices, *devices],
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(target, value)
+            names.add(name_of(TASK))
+    assert len(names) == 4
+
+
+def test_times_are_cached_for_one_machine(tmp_path, monkeypatch):
+    measured = []
+
+    def timer():
+        measured.append(platform.node())
+        return StepCost(1.0, 2.0)
+
+    monkeypatch.setattr(cases, "prepare_gradient", lambda *_: timer)
+    found = [cases.CaseRuns(Case("x", TASK, 10, ""), {}, [], np.zeros((1, 1, 1)))]
+    with ThreadPoolExecutor(1) as pool:
+        for machine in ("one", "one", "two"):
+            monkeypatch.setattr(platform, "node", lambda name=machine: name)
+            cases._with_costs(found, {}, Cache(tmp_path), pool, lambda text: None)
+    assert measured == ["one", "two"]
+
+
+def test_a_table_in_the_data_directory_is_part_of_the_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOPT_DATA_DIR", str(tmp_path))
+    names = set()
+    for name, file in {"yacht": "uci_yacht.csv", "mine.csv": "mine.csv"}.items():
+        names.add(name_of(name))
+        for content in ("1,2", "1,2,3"):
+            (tmp_path / file).write_text(content)
+            names.add(name_of(name))
+    assert len(names) == 6
 
 
 def test_what_results_depend_on_names_them(tmp_path, key):

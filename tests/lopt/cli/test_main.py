@@ -80,3 +80,12 @@ def test_a_missing_extra_is_named(monkeypatch, capsys):
     error = capsys.readouterr().err
     assert "the package tyro must be installed" in error
     assert "pip install '.[train]'" in error
+
+
+def test_a_machine_without_the_memory_is_reported_in_one_line(monkeypatch, capsys):
+    def fail(*_):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
+
+    monkeypatch.setattr("lopt.cli.show.show", fail)
+    assert main(["show"]) == 2
+    assert "more memory" in capsys.readouterr().err

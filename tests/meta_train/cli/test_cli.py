@@ -7,7 +7,8 @@ from unittest import mock
 import pytest
 
 from lopt.cli.main import main
-from meta_train.config.preset_configs import CONFIGS
+from lopt.registry import OPTIMIZERS
+from meta_train.config.preset_configs import CONFIGS, compose
 from meta_train.config.presets import PRESETS
 from tasks.prepared import VERSIONS
 
@@ -25,6 +26,21 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
         (
             [*QUICK, "--tasks", "quadratic", "influence-balancing"],
             ["`systems` must share one learned optimizer"],
+        ),
+        *[
+            (
+                ["meta-train", "influence-balancing", flag, value],
+                [f"{flag} must be given systems that train", "--tasks digits-mlp"],
+            )
+            for flag, value in {
+                "--optimizer": "PerParameterMLP",
+                "--measure": "validation-loss",
+                "--augment": "scaled-loss",
+            }.items()
+        ],
+        (
+            ["meta-train", "tables-mlp", "--systems.0.optimizer.width=9"],
+            ["(width: 9 -> 8)", "--systems.0.optimizer"],
         ),
         ([*QUICK, "--seed=-1"], ["`seed` must lie between 0 and 2**32 - 1"]),
         (
@@ -111,6 +127,12 @@ def test_mistakes(arguments, messages, tmp_path, capsys, monkeypatch):
         assert message in error
     assert "Traceback" not in error
     assert not list(tmp_path.iterdir())
+
+
+def test_an_optimizer_by_name_has_its_own_defaults():
+    for name, kind in OPTIMIZERS.items():
+        config = compose(CONFIGS["digits-mlp"], optimizer=name)
+        assert [system.optimizer for system in config.systems] == [kind()]
 
 
 def test_presets_say_what_must_be_prepared():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import resource
 import tracemalloc
 
@@ -9,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lopt.errors import UserError
 from meta_train.config.preset_configs import CONFIGS
+from meta_train.runtime import metrics
 from meta_train.runtime.metrics import (
     MetricsLog,
     metric_columns,
@@ -124,3 +127,45 @@ def test_numbers_of_a_small_theta_have_names():
     }
     assert theta_metrics(jnp.asarray(1.0)) == {"theta": 1.0}
     assert theta_metrics(jnp.zeros(33)) == {}
+
+
+def test_a_link_is_read_and_not_written(tmp_path):
+    line = '{"step": 1, "loss": 1.0}\n'
+    (tmp_path / "elsewhere").write_text(line)
+    (tmp_path / "metrics.jsonl").symlink_to("elsewhere")
+    said = []
+    log = open_log(tmp_path, 0, said.append)
+    log.write(2, {"loss": 1.0})
+    log.close()
+    assert (tmp_path / "elsewhere").read_text() == line
+    assert "cannot be written" in said[0]
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "device", "sparse"])
+def test_what_is_not_a_file_is_neither_read_nor_written(kind, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 2**31)
+    with pytest.raises(UserError, match="must be a file of metrics"):
+        read_metrics(path)
+    said = []
+    log = open_log(tmp_path, 0, said.append)
+    log.write(1, {"loss": 1.0})
+    log.close()
+    assert "cannot be written" in said[0]
+
+
+def test_long_metrics_are_thinned(tmp_path, monkeypatch):
+    monkeypatch.setattr(metrics, "_MOST_LINES", 10)
+    lines = [json.dumps({"step": i}) + "\n" for i in range(45)]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    steps = [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert steps == list(range(0, 45, 8))

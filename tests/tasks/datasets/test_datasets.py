@@ -90,6 +90,20 @@ def test_any_table_can_be_a_task(directory, key):
     assert np.isfinite(task.loss(task.init_params(key), batch))
 
 
+def test_a_table_that_is_not_downloaded_is_explained(directory, capsys):
+    from lopt.cli.main import main
+
+    assert main(["data", "prepare", "yacht"]) == 2
+    error = capsys.readouterr().err
+    for text in ("uci_yacht.csv", "Write `Yacht Hydrodynamics` of the UCI", "6 inputs"):
+        assert text in error
+    rows = "\n".join(",".join(str(i**j % 97) for j in range(1, 8)) for i in range(308))
+    (directory / "uci_yacht.csv").write_text(rows)
+    assert datasets.load("yacht", "train").inputs.shape == (247, 6)
+    assert main(["data", "prepare", "yacht"]) == 2
+    assert "it is there already" in capsys.readouterr().err
+
+
 def test_units_of_a_text(directory):
     (directory / "a.txt").write_text("Abc! é" * 500)
     assert vocabulary_size("a.txt", "letter") == 27

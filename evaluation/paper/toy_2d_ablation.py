@@ -87,7 +87,7 @@ class Toy2DAblation(Experiment):
             f"N = {n}: {spread(a)}"
             for n, a in zip(self.populations, areas, strict=True)
         )
-        is_ordered = arrival == sorted(arrival) and arrival[0] < arrival[-1]
+        is_ordered = arrival == sorted(arrival) and bool(arrival[0] < arrival[-1])
         falls = bool(np.all(np.diff([a.mean() for a in areas]) < 0))
         by_length = (f"inner steps to 80 % of the best reduction: {shown}", is_ordered)
         return conclude([by_length, (f"mean meta-loss over the run: {sizes}", falls)])

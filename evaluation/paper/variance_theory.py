@@ -20,7 +20,7 @@ from meta_train.analysis.theory import (
 STRUCTURES = get_args(Structure)
 
 
-def of_the_paper(structure: str, t: float, p: float) -> float | None:
+def of_the_paper(structure: str, t: int, p: int) -> float | None:
     """Evaluate the formula of the paper; `None` where it gives an order only."""
     if structure == "diagonal, identical":
         return p / 2 + p / (2 * t) + 1

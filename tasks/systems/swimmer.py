@@ -32,7 +32,7 @@ class SwimmerState(struct.PyTreeNode):
             of the simulator without JAX's x64 mode.
     """
 
-    bits: UInt32[Array, "..."]
+    bits: UInt32[Any, "..."]
 
 
 @dataclass(frozen=True)

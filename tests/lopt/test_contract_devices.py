@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from lopt.registry import OPTIMIZERS
 from tests.conftest import on_devices
-from tests.lopt.test_contract import every_optimizer, gradients, loss, make
+from tests.lopt.test_contract import MAKERS, every_optimizer, gradients, loss, make
 
 LARGE = {"w": jnp.linspace(-1, 2, 24).reshape(3, 8)}
 SPEC = P(None, "x")
@@ -95,7 +94,7 @@ CHECKS = {
 def report_devices():
     """Print the result of each check for every optimizer as JSON; errors as text."""
     report = {}
-    for name in OPTIMIZERS:
+    for name in MAKERS:
         for check, run in CHECKS.items():
             try:
                 report[f"{name} {check}"] = run(name)

@@ -232,7 +232,7 @@ def test_a_compiler_that_fails_is_named_with_its_reason(
     broken.write_text("#!/bin/sh\necho 'no room on the moon' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    with pytest.warns(UserWarning, match="broken` in .*: no room on the moon"):
+    with pytest.warns(UserWarning, match="broken` into .*: no room on the moon"):
         assert not native.build()
     assert not native.build()  # a second warning would be an error
 
@@ -247,14 +247,14 @@ def test_a_compiler_may_come_with_arguments(compile_anew, monkeypatch):
 @on_linux
 def test_a_compiler_that_was_asked_for_must_be_there(compile_anew, monkeypatch):
     monkeypatch.setenv("CXX", "nowhere -O2")
-    with pytest.warns(UserWarning, match="`nowhere -O2` in .*No such file"):
+    with pytest.warns(UserWarning, match="`nowhere -O2` into .*No such file"):
         assert not native.build()
 
 
 @needs_compiler
 def test_a_cache_that_cannot_be_written_is_named(compile_anew, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    with pytest.warns(UserWarning, match=r"in /dev/null/lopt/native: .*/dev/null"):
+    with pytest.warns(UserWarning, match=r"into /dev/null/lopt/native: .*/dev/null"):
         assert not native.build()
 
 

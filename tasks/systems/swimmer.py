@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray
 from typing_extensions import override
 
 from tasks.base import Data, Horizon, Loss, Theta, UnrolledSystem
@@ -32,7 +32,7 @@ class SwimmerState(struct.PyTreeNode):
             of the simulator without JAX's x64 mode.
     """
 
-    bits: UInt32[Any, "..."]
+    bits: Any
 
 
 @dataclass(frozen=True)

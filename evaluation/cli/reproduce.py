@@ -79,7 +79,7 @@ def _list() -> int:
         width = max(map(len, EXPERIMENTS)) if column == "name" else None
         table.add_column(column, justify=justify, min_width=width)
     for name, kind in EXPERIMENTS.items():
-        times = (_duration(kind.minutes[scale]) for scale in ("small", "paper"))
+        times = (_duration(float(kind.minutes[scale])) for scale in ("small", "paper"))
         table.add_row(name, kind.figure, kind.claim, *times)
     console = Console()
     console.print(table)

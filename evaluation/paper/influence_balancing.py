@@ -83,7 +83,7 @@ class InfluenceBalancingCurves(Experiment):
         arrival = {
             n: settled(*results.curve(n), level) for n in ("PES", "RTRL", "UORO")
         }
-        parts = [
+        parts: list[tuple[str, bool | None]] = [
             (f"{name} ends at {spread(final[name])}, start {start:.3g}", holds)
             for name, holds in (
                 ("TBPTT, K = 1", bool((final["TBPTT, K = 1"] > start).all())),

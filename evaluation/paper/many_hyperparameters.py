@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -61,8 +61,8 @@ class ManyHyperparameters(Experiment):
 
     @property
     def _system(self):
-        ranges = {"lr_range": (1e-4, 1e-2), "decay_range": (0.01, 0.9)}
-        sizes = {"batch_size": self.batch_size, "width": self.width, "depth": 5}
+        sizes: Any = {"batch_size": self.batch_size, "width": self.width, "depth": 5}
+        ranges: Any = {"lr_range": (1e-4, 1e-2), "decay_range": (0.01, 0.9)}
         task = MaskedMLP(self.dataset, **sizes)
         momentum = LearnedMomentum(num_blocks=12, **ranges)
         return InnerTraining(task, momentum, "validation-loss")

@@ -13,11 +13,12 @@ from evaluation.paper.jobs import ES_AND_PES, surface, training
 from evaluation.paper.records import is_lower, spread
 from lopt.optimizers.classical import LearnedMomentum
 from meta_train.core.inner_training import InnerTraining
+from meta_train.core.measures import Measure
 from meta_train.core.truncation import Truncation
 from meta_train.outer.outer_optimizer import OuterAdam
 from tasks.supervised.mlp import MLP
 
-MEASURES = {"loss": "train-loss", "accuracy": "validation-error"}
+MEASURES: dict[str, Measure] = {"loss": "train-loss", "accuracy": "validation-error"}
 THETA = ("theta/log_lr", "theta/log_power")
 
 
@@ -39,9 +40,8 @@ class MnistLrSchedule(Experiment):
     )
     scales: ClassVar = {
         "smoke": {
-            **{"num_seeds": 1, "dataset": "digits", "width": 4, "batch_size": 8},
-            **{"horizon": 20, "num_pairs": 2, "num_steps": 40, "num_grid": 2},
-            **{"lengths": (10,)},
+            **{"num_seeds": 1, "dataset": "digits", "width": 4, "num_pairs": 2},
+            **{"horizon": 20, "num_steps": 40, "num_grid": 2, "lengths": (10,)},
         },
         "small": {
             **{"width": 16, "batch_size": 32, "horizon": 500, "num_pairs": 8},

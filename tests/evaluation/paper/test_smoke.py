@@ -31,6 +31,7 @@ def test_it_runs(name, out):
     figure = outcome.directory / "figure.png"
     assert figure.stat().st_size > 10_000
     again = read_outcome(experiment, "smoke", out)
+    assert again is not None
     assert again == outcome._replace(seconds=again.seconds)
 
 

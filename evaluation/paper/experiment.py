@@ -133,14 +133,19 @@ class Experiment(ABC):
         ]
 
 
-def conclude(parts: Sequence[tuple[str, bool | None]]) -> Verdict:
+def conclude(parts: Sequence[tuple[str, Any]]) -> Verdict:
     """Combine partial claims: false if any is, else inconclusive if any is.
 
     Args:
-        parts: Evidence and outcome of each part.
+        parts: Evidence of each part, and its outcome: a boolean, which may be NumPy's,
+            or `None`.
     """
-    outcomes = [holds for _, holds in parts]
+    outcomes = [None if holds is None else bool(holds) for _, holds in parts]
     holds = False if False in outcomes else None if None in outcomes else True
     words = {True: "yes", False: "no", None: "unclear"}
-    text = "; ".join(f"{text} ({words[outcome]})" for text, outcome in parts)
+    texts = [text for text, _ in parts]
+    text = "; ".join(
+        f"{text} ({words[outcome]})"
+        for text, outcome in zip(texts, outcomes, strict=True)
+    )
     return Verdict(holds, f"{text}.")

@@ -1,7 +1,7 @@
 """Influence balancing, figure 3."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -83,7 +83,7 @@ class InfluenceBalancingCurves(Experiment):
         arrival = {
             n: settled(*results.curve(n), level) for n in ("PES", "RTRL", "UORO")
         }
-        parts: list[tuple[str, bool | None]] = [
+        parts: list[tuple[str, Any]] = [
             (f"{name} ends at {spread(final[name])}, start {start:.3g}", holds)
             for name, holds in (
                 ("TBPTT, K = 1", bool((final["TBPTT, K = 1"] > start).all())),

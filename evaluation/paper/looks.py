@@ -67,7 +67,7 @@ def axes(num: int, *, columns: int = 3, size: float = 3.6) -> tuple[Figure, list
 
 def curve(
     axis: Axes,
-    x: Sequence[float | int] | np.ndarray,
+    x: Sequence[Any] | np.ndarray,
     values: Float[np.ndarray, "seeds points"],
     style: dict[str, Any],
     label: str,

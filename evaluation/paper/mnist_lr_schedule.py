@@ -40,9 +40,8 @@ class MnistLrSchedule(Experiment):
     )
     scales: ClassVar = {
         "smoke": {
-            **{"num_seeds": 1, "dataset": "digits", "width": 4, "batch_size": 8},
-            **{"horizon": 20, "num_pairs": 2, "num_steps": 40, "num_grid": 2},
-            **{"lengths": (10,)},
+            **{"num_seeds": 1, "dataset": "digits", "width": 4, "num_pairs": 2},
+            **{"horizon": 20, "num_steps": 40, "num_grid": 2, "lengths": (10,)},
         },
         "small": {
             **{"width": 16, "batch_size": 32, "horizon": 500, "num_pairs": 8},

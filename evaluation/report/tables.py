@@ -21,8 +21,10 @@ def case_table(results: Results) -> Table:
     )
     several = len(contenders) > 1
     table.add_column("task\nsteps, why", no_wrap=True)
-    for name in (contenders[0] if not several else "", "Adam", "ratio", "speed-up"):
-        table.add_column(_plain(name), justify="right", no_wrap=True)
+    name = "" if several else _plain(contenders[0])
+    table.add_column(name, justify="right", overflow="fold", min_width=10)
+    for name in ("Adam", "ratio", "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best baseline", justify="right", no_wrap=True)
     for case in results["cases"]:
         best = best_baseline(case, results)
@@ -55,14 +57,14 @@ def overall_table(results: Results) -> Table:
         "loss: interquartile mean of final losses, tuned Adam's being 1. better: the "
         "chance that a run ends below one of Adam's. profile: area under the "
         "performance profile. ms, bytes: of a step, and of state for each parameter, "
-        "on the first task.",
+        "on the first task. div.: diverged runs.",
     )
     methods = results["methods"]
     first = results["cases"][0]["methods"]
-    table.add_column("optimizer", no_wrap=True)
+    table.add_column("optimizer", overflow="fold", min_width=10)  # may be long
     columns = ["rank", "loss", "better", "speed-up", "profile", "ms", "bytes"]
     diverged = any(found["diverged"] for found in methods.values())
-    for name in columns + ["diverged"] * diverged:
+    for name in columns + ["div."] * diverged:
         table.add_column(name, justify="right", no_wrap=True)
     for name in sorted(methods, key=lambda name: methods[name]["average_rank"]):
         found = methods[name]

@@ -109,14 +109,10 @@ def read_config(run_dir: Path) -> MetaTrainConfig:
     path = run_dir / CONFIG_FILE
     described = _read(path)
     described.pop("run_dir", None)  # The directory may have been moved since.
-    try:
-        check_sizes(described)
-        sources = from_dict(described.get("sources", []), _types())
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: {one_line(error)}") from error
-    for source in sources:
+    for source in _sources(described):
         import_recorded(source)
     try:
+        check_sizes(described)
         config = from_dict(described, _types())
         if not isinstance(config, MetaTrainConfig):
             raise UserError(f"it describes a {type(config).__name__}")
@@ -127,6 +123,21 @@ def read_config(run_dir: Path) -> MetaTrainConfig:
     # Hyperparameters from a file may raise any exception in any task.
     except Exception as error:
         raise UserError(f"{path} is damaged: {one_line(error)}") from error
+
+
+def _sources(described: dict[str, Any]) -> list[SourceFile]:
+    """Files of the user that a configuration names; damaged entries are left out.
+
+    Reading the configuration reports damage afterwards.
+    """
+    listed = described.get("sources")
+    found = []
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict) and each.get("type") == SourceFile.__name__:
+            path, sha256 = each.get("path"), each.get("sha256")
+            if isinstance(path, str) and isinstance(sha256, str):
+                found.append(SourceFile(path, sha256))
+    return found
 
 
 def recorded_kernels(run_dir: Path) -> Kernels:

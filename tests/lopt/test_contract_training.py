@@ -90,6 +90,8 @@ def test_one_gradient_of_extreme_size_does_no_lasting_damage(name, size):
 
 @every_optimizer
 def test_a_tensor_of_zeros_is_trained_like_others(name):
+    if name in ("VeLO", "Celo"):
+        pytest.skip("as released, step sizes are relative to the RMS of the tensor")
     optimizer, theta = bound(name)
     start = {"w": jnp.zeros((8, 8)), "b": jnp.zeros(8)}
 

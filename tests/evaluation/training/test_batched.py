@@ -205,7 +205,7 @@ def test_times_are_cached_for_one_machine(tmp_path, monkeypatch):
     with ThreadPoolExecutor(1) as pool:
         for machine in ("one", "one", "two"):
             monkeypatch.setattr(platform, "node", lambda name=machine: name)
-            cases._with_costs(found, {}, Cache(tmp_path), pool, lambda text: None)
+            cases._with_costs(found, {}, Cache(tmp_path), pool)
     assert measured == ["one", "two"]
 
 

@@ -78,7 +78,7 @@ QUICK = ("meta-train", "quadratic-schedule", "--num-outer-steps=20", "--wandb=of
             ],
             ["--augment must be given tasks that theta has no part of"],
         ),
-        (["data", "list", "--data-dir"], ["must be followed by a directory"]),
+        (["data", "list", "--data-dir"], ["must be followed by a path"]),
         (
             ["meta-train", "digits-mlp", "--augment", "reparametrized"],
             ["Did you mean 'reparameterized'?"],

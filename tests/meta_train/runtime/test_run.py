@@ -87,6 +87,7 @@ def test_a_run_directory_holds_what_the_readme_says(whole_run):
     assert names == {
         "config.json",
         "metrics.jsonl",
+        "provenance.json",
         "checkpoints",
         "optimizer.safetensors",
         "progress.png",

@@ -2,13 +2,11 @@
 
 import contextlib
 import errno
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import stat
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,16 +16,23 @@ from typing import Any, cast
 import jax
 import orbax.checkpoint as ocp
 
-from lopt.errors import UserError, one_line
-from lopt.files.json_file import read_object
+from lopt.errors import UserError
 from meta_train.devices import distributed
 from meta_train.outer.trainer import OuterState
+from meta_train.runtime.integrity import (
+    MANIFEST,
+    UNFINISHED,
+    fault_of,
+    has_special,
+    hashes,
+    set_aside,
+)
 
-_MANIFEST = "sha256.json"
 _OVERHEAD = 4_096  # bytes on disk per array, for metadata
-_UNFINISHED = "was not finished"
 _STEP = re.compile("0|[1-9][0-9]{0,9}")
 _NUM_KEPT = 3
+_ITEM = "default"  # directory of the arrays in a checkpoint of Orbax
+_ASIDE = (".damaged", ".unfinished")
 
 
 class Checkpoints:
@@ -63,6 +68,7 @@ class Checkpoints:
         if distributed.is_first():
             if not read_only:
                 self._directory.mkdir(parents=True, exist_ok=True)
+                self._set_special_aside()
             latest = self._last_good_step(say, read_only)
         self.latest: int | None = json.loads(
             distributed.all_gather_text(json.dumps(latest))[0]
@@ -73,7 +79,9 @@ class Checkpoints:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._previous_hook = sys.unraisablehook
         sys.unraisablehook = self._drop_late_writes
-        self._manager = self._open()
+        # Orbax's manager opens the metadata of all checkpoints, also of damaged ones,
+        # and blocks if one is a pipe. Reading the latest needs no manager.
+        self._manager: Any = None if read_only else self._open()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: tuple[int, Future[None]] | None = None
 
@@ -82,10 +90,7 @@ class Checkpoints:
             self._directory,
             item_handlers=ocp.StandardCheckpointHandler(),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=None if self._read_only else _NUM_KEPT,
-                cleanup_tmp_directories=not self._read_only,
-                read_only=self._read_only,
-                create=False,
+                max_to_keep=_NUM_KEPT, cleanup_tmp_directories=True, create=False
             ),
         )
 
@@ -173,9 +178,10 @@ class Checkpoints:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
             template,
         )
-        arguments = ocp.args.StandardRestore(target)
+        path = self._directory / str(self.latest) / _ITEM
         try:
-            return cast(OuterState, self._manager.restore(self.latest, args=arguments))
+            with ocp.StandardCheckpointer() as checkpointer:
+                return cast(OuterState, checkpointer.restore(path, target))
         # The hashes of all files match, so a `ValueError` is a structure mismatch.
         except ValueError as error:
             if distributed.is_from_outside(error):
@@ -208,7 +214,8 @@ class Checkpoints:
             self.wait()
         finally:
             self._worker.shutdown()
-            self._manager.close()
+            if self._manager is not None:
+                self._manager.close()
             sys.unraisablehook = self._previous_hook
 
     def _drop_late_writes(self, found: Any) -> None:
@@ -242,10 +249,16 @@ class Checkpoints:
         if not distributed.is_first():
             return
         path = self._directory / str(step)
-        partial = path / f"{_MANIFEST}.partial"
-        hashes = {name: _hash(file) for name, file in _files(path).items()}
-        partial.write_text(json.dumps(hashes, indent=1))
-        partial.replace(path / _MANIFEST)
+        partial = path / f"{MANIFEST}.partial"
+        partial.write_text(json.dumps(hashes(path), indent=1))
+        partial.replace(path / MANIFEST)
+
+    def _set_special_aside(self) -> None:
+        """Rename checkpoints that contain links, pipes or devices."""
+        for path in sorted(self._directory.iterdir()):
+            if has_special(path) and not path.name.endswith(_ASIDE):
+                self._say(f"Checkpoint {path.name} has a link, pipe or device.")
+                set_aside(path, "damaged")
 
     def _last_good_step(
         self, say: Callable[[str], None], read_only: bool
@@ -256,74 +269,15 @@ class Checkpoints:
         )
         for step in steps:
             path = self._directory / str(step)
-            fault = _fault(path)
+            fault = fault_of(path)
             if fault is None:
                 return step
             say(f"Checkpoint {step} {fault}; trying the one before.")
             if not read_only:
                 # Each save waits for the one before: only the newest is unfinished.
-                is_unfinished = fault == _UNFINISHED and step == steps[0]
-                _set_aside(path, "unfinished" if is_unfinished else "damaged")
+                is_unfinished = fault == UNFINISHED and step == steps[0]
+                set_aside(path, "unfinished" if is_unfinished else "damaged")
         return None
-
-
-def _set_aside(path: Path, suffix: str) -> None:
-    """Rename a checkpoint, replacing the leftover of an earlier failure."""
-    aside = path.with_name(f"{path.name}.{suffix}")
-    if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        aside.unlink(missing_ok=True)
-    path.rename(aside)
-
-
-def _files(path: Path) -> dict[str, Path]:
-    """Find the files of a checkpoint other than its manifest, by relative path.
-
-    Links are included and not followed.
-    """
-    found = {
-        os.path.relpath(os.path.join(folder, name), path): Path(folder, name)
-        for folder, folders, names in os.walk(path)
-        for name in (*names, *(f for f in folders if Path(folder, f).is_symlink()))
-        if not name.startswith(_MANIFEST)
-    }
-    return dict(sorted(found.items()))
-
-
-def _hash(path: Path) -> str:
-    """SHA-256 of a file.
-
-    Raises:
-        OSError: If it cannot be read, or is not a regular file but, say, a link.
-    """
-    if not stat.S_ISREG(path.lstat().st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fault(path: Path) -> str | None:
-    """Describe the damage of a checkpoint, or return `None` if it is valid."""
-    if not path.is_dir() or path.is_symlink():
-        return "is not a directory"
-    manifest = path / _MANIFEST
-    if not manifest.exists():
-        return _UNFINISHED
-    try:
-        expected, files = read_object(manifest), _files(path)
-        if not expected:
-            return "has a damaged manifest"
-        if other := sorted(expected.keys() ^ files.keys()):
-            return (
-                f"is damaged ({one_line(other[0])} is missing or not in its manifest)"
-            )
-        bad = [name for name, file in files.items() if _hash(file) != expected[name]]
-    except OSError as error:
-        return f"cannot be read ({error.strerror or error})"
-    except ValueError:
-        return "has a damaged manifest"
-    return f"is damaged ({bad[0]} does not match its sha256)" if bad else None
 
 
 def _is_from_disk(error: BaseException | None) -> bool:

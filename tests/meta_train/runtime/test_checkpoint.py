@@ -50,6 +50,11 @@ def replace_the_manifest_by_a_pipe(newest):
     os.mkfifo(newest / "sha256.json")
 
 
+def replace_the_metadata_by_a_pipe(newest):
+    (newest / "_CHECKPOINT_METADATA").unlink()
+    os.mkfifo(newest / "_CHECKPOINT_METADATA")
+
+
 def replace_by_a_file(newest):
     shutil.rmtree(newest)
     newest.write_text("x")
@@ -63,7 +68,12 @@ def leave_odd_names(newest):
 
 DAMAGES = (
     *(add_a_link, replace_a_part_by_a_link, write_an_odd_manifest, replace_by_a_file),
-    *(write_a_manifest_of_other_bytes, replace_the_manifest_by_a_pipe, leave_odd_names),
+    *(
+        replace_the_metadata_by_a_pipe,
+        write_a_manifest_of_other_bytes,
+        replace_the_manifest_by_a_pipe,
+        leave_odd_names,
+    ),
 )
 
 
@@ -76,6 +86,20 @@ def test_damage_falls_back_to_the_checkpoint_before(damage, two_checkpoints, tmp
         checkpoints = Checkpoints(folder, lambda text: None, read_only=read_only)
         checkpoints.close()
         assert checkpoints.latest == 3
+
+
+@pytest.mark.parametrize("name", ["3", "0100"])
+def test_a_pipe_in_another_checkpoint_does_not_block(name, two_checkpoints, tmp_path):
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(two_checkpoints, folder)
+    (folder / name).mkdir(exist_ok=True)
+    replace_part = folder / name / "_CHECKPOINT_METADATA"
+    replace_part.unlink(missing_ok=True)
+    os.mkfifo(replace_part)
+    for read_only in (True, False):
+        checkpoints = Checkpoints(folder, lambda text: None, read_only=read_only)
+        checkpoints.close()
+        assert checkpoints.latest == 7
 
 
 def test_without_damage_the_newest_is_used(two_checkpoints):

@@ -96,7 +96,9 @@ class InfluenceBalancingCurves(Experiment):
         text = f"below 99 % of RTRL's reduction for good: {when} updates"
         parts.append((text, 0.5 < ratio < 2))
         is_later = is_lower(arrival["RTRL"], arrival["UORO"])
-        parts.append(("UORO later than RTRL", is_later))
+        if not np.isfinite(arrival["UORO"]).all():
+            is_later = None  # It has not arrived yet.
+        parts.append(("UORO arrives, later than RTRL", is_later))
         return conclude(parts)
 
     @override
@@ -110,5 +112,6 @@ class InfluenceBalancingCurves(Experiment):
             axis.set(xlabel="outer update", ylabel="meta-loss", yscale="log")
         linear.set_xlim(0, min(10_000, self.num_outer_steps))
         log.set_xscale("symlog", linthresh=self.num_outer_steps / 1_000)
-        looks.legend(linear)
+        log.set_xlim(0, self.num_outer_steps)
+        looks.legend(linear, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
         return figure

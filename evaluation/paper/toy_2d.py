@@ -101,5 +101,5 @@ class Toy2D(Experiment):
         left.set(xlim=(-8, 6), ylim=(-8, 6))
         right.set(xlabel="inner steps of one episode", ylabel="meta-objective")
         right.set_yscale("log")
-        looks.legend(right)
+        looks.legend(right, loc="center right", bbox_to_anchor=(1, 0.3))
         return figure

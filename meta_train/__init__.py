@@ -53,7 +53,8 @@ if TYPE_CHECKING:
         OuterOptimizer as OuterOptimizer,
         OuterSGD as OuterSGD,
     )
-    from meta_train.outer.trainer import OuterState as OuterState, Trainer as Trainer
+    from meta_train.outer.outer_state import OuterState as OuterState
+    from meta_train.outer.trainer import Trainer as Trainer
     from meta_train.runtime.metrics import read_metrics as read_metrics
     from meta_train.runtime.run import (
         MetaTrainResult as MetaTrainResult,
@@ -98,7 +99,8 @@ _EXPORTS = {
         "OuterOptimizer",
         "OuterSGD",
     ],
-    "meta_train.outer.trainer": ["OuterState", "Trainer"],
+    "meta_train.outer.outer_state": ["OuterState"],
+    "meta_train.outer.trainer": ["Trainer"],
     "meta_train.runtime.metrics": ["read_metrics"],
     "meta_train.runtime.run": ["MetaTrainResult", "meta_train"],
 }

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
+from typing_extensions import override
 
+from lopt.adapter import TensorOptimizer
 from lopt.base import Theta
 from lopt.kernels.elementwise import Apply, elementwise, mean_squares
 from lopt.optimizers.features import (
@@ -100,13 +102,20 @@ class Accumulators(NamedTuple):
     factored: Factored
 
 
-def init_accumulators(param: Float[Array, "..."]) -> Accumulators:
-    """Initialize the accumulators of one tensor to zeros."""
-    return Accumulators(
-        momenta=tuple(zeros_like(param) for _ in Decays().momenta),
-        second_moment=zeros_like(param),
-        factored=init_factored(param, len(Decays().factored)),
-    )
+class AccumulatorOptimizer(TensorOptimizer):
+    """Base class of optimizers whose state of a tensor is `Accumulators`."""
+
+    @override
+    def init_tensor(self, param: Float[Array, "..."]) -> Accumulators:
+        return Accumulators(
+            momenta=tuple(zeros_like(param) for _ in Decays().momenta),
+            second_moment=zeros_like(param),
+            factored=init_factored(param, len(Decays().factored)),
+        )
+
+    @override
+    def is_used(self, state: Accumulators) -> Bool[Array, "..."]:
+        return state.momenta[-1] != 0  # the slowest average of the gradient
 
 
 def update_accumulators(

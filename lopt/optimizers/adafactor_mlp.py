@@ -13,10 +13,10 @@ from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
     MOMENTUM,
     NUM_FEATURES,
+    AccumulatorOptimizer,
     Decays,
     Definition,
     apply_network,
-    init_accumulators,
     update_accumulators,
 )
 from lopt.optimizers.features import TIME_SCALES, clipped, time_features
@@ -26,7 +26,7 @@ _OURS, _RELEASED = Definition(), Definition(vector_epsilons=(1e-9, 1e-6))
 
 
 @dataclass(frozen=True)
-class AdafactorMLP(PerTensorOptimizer):
+class AdafactorMLP(AccumulatorOptimizer, PerTensorOptimizer):
     """Per-parameter MLP on momenta and (factored) second moments, with learned decays.
 
     The MLP has 39 inputs: 28 features and 11 time features. By default, `theta` has
@@ -58,14 +58,6 @@ class AdafactorMLP(PerTensorOptimizer):
             "network": init_layers(sizes, key, copied_input=MOMENTUM),
             "decays": offsets,
         }
-
-    @override
-    def init_tensor(self, param):
-        return init_accumulators(param)
-
-    @override
-    def is_used(self, state):
-        return state.momenta[-1] != 0  # the slowest average of the gradient
 
     @override
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):

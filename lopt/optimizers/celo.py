@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
-    init_accumulators,
+    AccumulatorOptimizer,
     update_accumulators,
 )
 from lopt.optimizers.features import root_mean_square
@@ -29,7 +29,7 @@ INITIAL_LOG_STEP_SIZE = math.log(100.0)
 
 
 @dataclass(frozen=True)
-class Celo(ReleasedLSTMOptimizer):
+class Celo(AccumulatorOptimizer, ReleasedLSTMOptimizer):
     """Per-parameter MLP whose step size is scheduled by one LSTM per tensor.
 
     The update is ``step_scale * s * rms * d * exp(1e-3 * a)``. The LSTM reads only the
@@ -62,14 +62,6 @@ class Celo(ReleasedLSTMOptimizer):
     def _network(self) -> TensorLSTM:
         start = INITIAL_LOG_STEP_SIZE
         return TensorLSTM(self.lstm_width, self.num_banks, start, has_mean=False)
-
-    @override
-    def init_tensor(self, param):
-        return init_accumulators(param)
-
-    @override
-    def is_used(self, state):
-        return state.momenta[-1] != 0  # the slowest average of the gradient
 
     @override
     def _accumulate(self, state, grad):

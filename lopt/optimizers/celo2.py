@@ -15,12 +15,12 @@ from lopt.errors import UserError
 from lopt.optimizers.adafactor_features import (
     MOMENTUM,
     NUM_EXTENDED,
+    AccumulatorOptimizer,
     Accumulators,
     Decays,
     Definition,
     apply_network,
     in_single_precision,
-    init_accumulators,
     update_accumulators,
 )
 from lopt.optimizers.features import clipped
@@ -42,7 +42,7 @@ _EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
-class Celo2(PerTensorOptimizer):
+class Celo2(AccumulatorOptimizer, PerTensorOptimizer):
     """Per-parameter MLP with orthogonalized, normalized updates, as released.
 
     `NormalizedMLP` is the variant of this package. The network learns only the
@@ -93,14 +93,6 @@ class Celo2(PerTensorOptimizer):
     def init_theta(self, key: PRNGKeyArray) -> Theta:
         sizes = (NUM_EXTENDED, *[self.width] * self.depth, 3)
         return init_layers(sizes, key, copied_input=MOMENTUM + 1)
-
-    @override
-    def init_tensor(self, param):
-        return init_accumulators(param)
-
-    @override
-    def is_used(self, state):
-        return state.momenta[-1] != 0  # the slowest average of the gradient
 
     @override
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):

@@ -12,8 +12,8 @@ from typing_extensions import override
 from lopt.adapter import LeafInputs, StepInfo
 from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
+    AccumulatorOptimizer,
     Definition,
-    init_accumulators,
     update_accumulators,
 )
 from lopt.optimizers.features import root_mean_square
@@ -40,7 +40,7 @@ INITIAL_STEP_SIZE = 10.0
 
 
 @dataclass(frozen=True)
-class HyperLSTM(LSTMOptimizer):
+class HyperLSTM(AccumulatorOptimizer, LSTMOptimizer):
     """Per-tensor LSTM that mixes the weights of a per-parameter MLP from banks.
 
     The inputs of a tensor's LSTM are the training progress, the trend of the loss,
@@ -84,14 +84,6 @@ class HyperLSTM(LSTMOptimizer):
     @override
     def _network(self) -> TensorLSTM:
         return TensorLSTM(self.lstm_width, self.num_banks, INITIAL_STEP_SIZE)
-
-    @override
-    def init_tensor(self, param):
-        return init_accumulators(param)
-
-    @override
-    def is_used(self, state):
-        return state.momenta[-1] != 0  # the slowest average of the gradient
 
     @override
     def _follow(self, trend: LossTrend, info: StepInfo):

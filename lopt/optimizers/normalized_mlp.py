@@ -12,10 +12,10 @@ from lopt.base import Theta
 from lopt.optimizers.adafactor_features import (
     MOMENTUM,
     NUM_EXTENDED,
+    AccumulatorOptimizer,
     Decays,
     Definition,
     apply_network,
-    init_accumulators,
     update_accumulators,
 )
 from lopt.optimizers.features import clipped, mean_square
@@ -26,7 +26,7 @@ _DEFINITION = Definition(is_extended=True)
 
 
 @dataclass(frozen=True)
-class NormalizedMLP(PerTensorOptimizer):
+class NormalizedMLP(AccumulatorOptimizer, PerTensorOptimizer):
     """Per-parameter MLP whose update is normalized to unit RMS for each matrix.
 
     The network learns only the direction of the update; `learning_rate` sets its size.
@@ -57,14 +57,6 @@ class NormalizedMLP(PerTensorOptimizer):
     def init_theta(self, key: PRNGKeyArray) -> Theta:
         sizes = (NUM_EXTENDED, *[self.width] * self.depth, 3)
         return init_layers(sizes, key, copied_input=MOMENTUM + 1)
-
-    @override
-    def init_tensor(self, param):
-        return init_accumulators(param)
-
-    @override
-    def is_used(self, state):
-        return state.momenta[-1] != 0  # the slowest average of the gradient
 
     @override
     def update_tensor(self, theta: Theta, tensor: LeafInputs, info: StepInfo):

@@ -13,10 +13,10 @@ from lopt.adapter import LeafInputs
 from lopt.base import Theta
 from lopt.errors import UserError
 from lopt.optimizers.adafactor_features import (
+    AccumulatorOptimizer,
     Decays,
     Definition,
     in_single_precision,
-    init_accumulators,
     update_accumulators,
 )
 from lopt.optimizers.features import mean_square, root_mean_square
@@ -35,7 +35,7 @@ _NUM_RANKS = 5
 
 
 @dataclass(frozen=True)
-class VeLO(ReleasedLSTMOptimizer):
+class VeLO(AccumulatorOptimizer, ReleasedLSTMOptimizer):
     """Per-tensor LSTM that mixes the weights of a per-parameter MLP, as released.
 
     `HyperLSTM` is the variant of this package. The update is ``step_scale * s * rms * d
@@ -78,14 +78,6 @@ class VeLO(ReleasedLSTMOptimizer):
     def _network(self) -> TensorLSTM:
         # Initial updates are about 1% of the RMS of the tensor.
         return TensorLSTM(self.lstm_width, self.num_banks, 10.0, has_mean=False)
-
-    @override
-    def init_tensor(self, param):
-        return init_accumulators(param)
-
-    @override
-    def is_used(self, state):
-        return state.momenta[-1] != 0  # the slowest average of the gradient
 
     @override
     def _accumulate(self, state, grad):

@@ -81,7 +81,7 @@ class FinalLoss(_Objective):
 
 
 @dataclass(frozen=True)
-class LogLoss(_Objective):
+class LogLoss(SystemWrapper):
     """Symmetric logarithm of the loss, ``sign(x) log(1 + |x| / epsilon)``.
 
     At a positive loss its gradient is that of ``log(x + epsilon)``. The objective thus
@@ -97,16 +97,6 @@ class LogLoss(_Objective):
             raise ValueError(
                 f"`epsilon` must be positive; got {self.epsilon}. Try epsilon=1e-3."
             )
-
-    @override
-    def init_state(
-        self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
-    ) -> State:
-        return self.system.init_state(theta, data, horizon, key)
-
-    @override
-    def sample_input(self, data: Data, state: State, key: PRNGKeyArray) -> Input:
-        return self.system.sample_input(data, state, key)
 
     @override
     def step(self, theta: Theta, state: State, x: Input) -> tuple[State, Loss]:

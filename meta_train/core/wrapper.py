@@ -6,12 +6,24 @@ from typing import Any
 from jaxtyping import PRNGKeyArray
 from typing_extensions import override
 
-from tasks.base import Data, Family, Theta, UnrolledSystem
+from tasks.base import (
+    Data,
+    Family,
+    Horizon,
+    Input,
+    State,
+    Theta,
+    UnrolledSystem,
+)
 
 
 @dataclass(frozen=True)
 class SystemWrapper(UnrolledSystem):
-    """System that shares data and outer parameters with another system."""
+    """System that shares data and outer parameters with another system.
+
+    Its state is that of the other system. Subclasses with a state of their own override
+    `init_state` and `sample_input`.
+    """
 
     system: UnrolledSystem
     """Wrapped system."""
@@ -23,6 +35,16 @@ class SystemWrapper(UnrolledSystem):
     @override
     def init_theta(self, key: PRNGKeyArray) -> Theta:
         return self.system.init_theta(key)
+
+    @override
+    def init_state(
+        self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
+    ) -> State:
+        return self.system.init_state(theta, data, horizon, key)
+
+    @override
+    def sample_input(self, data: Data, state: State, key: PRNGKeyArray) -> Input:
+        return self.system.sample_input(data, state, key)
 
     @property
     @override

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 
 from lopt.errors import UserError
 from meta_train.devices import distributed
-from meta_train.outer.trainer import OuterState
+from meta_train.outer.outer_state import OuterState
 from meta_train.runtime.integrity import (
     MANIFEST,
     UNFINISHED,

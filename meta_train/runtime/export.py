@@ -11,7 +11,8 @@ from lopt.files.dataclass_json import to_dict
 from meta_train.config.config import MetaTrainConfig
 from meta_train.config.config_file import read_config
 from meta_train.core.inner_training import InnerTraining
-from meta_train.outer.trainer import Best, OuterState, initial_theta
+from meta_train.outer.outer_state import Best, OuterState
+from meta_train.outer.trainer import initial_theta
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.start import start_theta
 

@@ -17,7 +17,8 @@ from lopt.errors import UserError
 from meta_train.config.config import MetaTrainConfig
 from meta_train.core.objectives import OBJECTIVES
 from meta_train.devices import distributed, sharding
-from meta_train.outer.trainer import Best, OuterState, Trainer, mean_losses
+from meta_train.outer.outer_state import Best, OuterState
+from meta_train.outer.trainer import Trainer, mean_losses
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.health import TrainingHealth
 from meta_train.runtime.metrics import MetricsLog, theta_metrics

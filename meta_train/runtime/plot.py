@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Key
 from typing_extensions import override
 
 from lopt.cli.output import printable
@@ -20,7 +20,7 @@ from meta_train.core.inner_training import InnerTraining
 from meta_train.core.unroll import unroll
 from meta_train.core.wrapper import SystemWrapper
 from meta_train.runtime.metrics import METRICS_FILE, read_metrics
-from tasks.base import Data, Horizon, Input, Loss, State, Theta
+from tasks.base import Data, Input, Loss, State, Theta
 
 FIGURE = "progress.png"
 
@@ -175,16 +175,6 @@ class _StepSizes(SystemWrapper):
     """Inner training whose loss is the ratio of update norm to gradient norm."""
 
     system: InnerTraining
-
-    @override
-    def init_state(
-        self, theta: Theta, data: Data, horizon: Horizon, key: PRNGKeyArray
-    ) -> State:
-        return self.system.init_state(theta, data, horizon, key)
-
-    @override
-    def sample_input(self, data: Data, state: State, key: PRNGKeyArray) -> Input:
-        return self.system.sample_input(data, state, key)
 
     @override
     def step(self, theta: Theta, state: State, x: Input) -> tuple[State, Loss]:

@@ -16,7 +16,8 @@ from lopt.files.dataclass_json import to_dict
 from meta_train.config.config import MetaTrainConfig
 from meta_train.config.config_file import write_config
 from meta_train.devices import distributed, sharding
-from meta_train.outer.trainer import OuterState, Trainer
+from meta_train.outer.outer_state import OuterState
+from meta_train.outer.trainer import Trainer
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.export import (
     CHECKPOINTS_DIR,

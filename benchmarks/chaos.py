@@ -22,7 +22,7 @@ import numpy as np
 
 import lopt
 from benchmarks.faults import Chaos, start_run
-from meta_train.runtime.metrics import read_metrics
+from meta_train.runtime.metrics_file import read_metrics
 
 _DISK_BYTES = 2**28
 # Fraction of the time in which the run makes progress that is not lost.

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     )
     from meta_train.outer.outer_state import OuterState as OuterState
     from meta_train.outer.trainer import Trainer as Trainer
-    from meta_train.runtime.metrics import read_metrics as read_metrics
+    from meta_train.runtime.metrics_file import read_metrics as read_metrics
     from meta_train.runtime.run import (
         MetaTrainResult as MetaTrainResult,
         meta_train as meta_train,
@@ -101,7 +101,7 @@ _EXPORTS = {
     ],
     "meta_train.outer.outer_state": ["OuterState"],
     "meta_train.outer.trainer": ["Trainer"],
-    "meta_train.runtime.metrics": ["read_metrics"],
+    "meta_train.runtime.metrics_file": ["read_metrics"],
     "meta_train.runtime.run": ["MetaTrainResult", "meta_train"],
 }
 __getattr__, __dir__, __all__ = lazy.attach(__name__, _EXPORTS)

@@ -16,7 +16,8 @@ from meta_train.config.config_file import read_config, recorded_kernels, write_c
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.export import exportable
-from meta_train.runtime.metrics import MetricsLog, read_metrics
+from meta_train.runtime.metrics import MetricsLog
+from meta_train.runtime.metrics_file import read_metrics
 
 
 class Configs(JsonFile):

@@ -61,7 +61,7 @@ def _is_run(config: Path) -> bool:
 
 def _summary(run_dir: Path) -> dict[str, Any]:
     """State, progress and losses of a run, without loading its classes."""
-    from meta_train.runtime.metrics import METRICS_FILE, read_metrics
+    from meta_train.runtime.metrics_file import METRICS_FILE, read_metrics
     from meta_train.runtime.run_directory import is_locked
 
     try:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import tyro
 
@@ -23,6 +23,8 @@ from meta_train.outer.trainer import Trainer
 from tasks.base import Family, ParameterizedFamily, UnrolledSystem
 from tasks.zoo import ZOO
 from tasks.zoo_queries import unique_names
+
+LoggerName: TypeAlias = Literal["wandb", "tensorboard", "csv"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +87,9 @@ class MetaTrainConfig:
     """Outer updates between checkpoints; 0 disables checkpoints by step count."""
     checkpoint_every_minutes: float = 5.0
     """Minutes between checkpoints; 0 disables checkpoints by time."""
+    loggers: tuple[LoggerName, ...] = ("wandb",)
+    """Loggers beside `metrics.jsonl`: Weights & Biases, TensorBoard event files in
+    `run_dir/tensorboard`, or the table `run_dir/metrics.csv`."""
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
     """Weights & Biases mode. `auto` uses the variable WANDB_MODE if it is set, else
     online with an API key and offline without."""
@@ -97,6 +102,8 @@ class MetaTrainConfig:
         _check_shared_theta(self.systems)
         self._check_mixture()
         self._check_validation()
+        for name in self.loggers:
+            lookup("logger", name, dict.fromkeys(get_args(LoggerName)))
         if not 0 <= self.seed < 2**32:
             raise ValueError(
                 f"`seed` must lie between 0 and 2**32 - 1; got {self.seed}. Try 0."

@@ -37,6 +37,7 @@ _OPERATIONAL = {
     "num_evaluation_runs",
     "checkpoint_every_steps",
     "checkpoint_every_minutes",
+    "loggers",
     "wandb",
     "wandb_project",
 }

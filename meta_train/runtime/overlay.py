@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lopt.errors import UserError
-from meta_train.runtime.metrics import METRICS_FILE, metric_columns, read_metrics
+from meta_train.runtime.metrics_file import METRICS_FILE, metric_columns, read_metrics
 
 _PANELS = {
     "meta_loss": "meta-loss",

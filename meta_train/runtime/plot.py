@@ -19,7 +19,7 @@ from meta_train.config.config import MetaTrainConfig
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.unroll import unroll
 from meta_train.core.wrapper import SystemWrapper
-from meta_train.runtime.metrics import METRICS_FILE, read_metrics
+from meta_train.runtime.metrics_file import METRICS_FILE, read_metrics
 from tasks.base import Data, Input, Loss, State, Theta
 
 FIGURE = "progress.png"

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from lopt.errors import UserError
 from meta_train.analysis.surface import meta_surface
 from meta_train.config.config import MetaTrainConfig
-from meta_train.runtime.metrics import METRICS_FILE, metric_columns, read_metrics
+from meta_train.runtime.metrics_file import METRICS_FILE, metric_columns, read_metrics
 
 FIGURE = "surface.png"
 _MARGIN = 0.5  # of the range of the trajectory, on both sides

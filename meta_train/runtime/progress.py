@@ -121,6 +121,6 @@ class ProgressReport:
             return
         self._next_line = now + _SECONDS_BETWEEN_LINES
         rate = (done - self._first) / (now - self._start)
-        left = (self._total - done) / rate if rate > 0 else float("inf")
+        eta = f"{(self._total - done) / rate:.0f} s" if rate > 0 else "unknown"
         at = f"{done:.0f} {self._unit}" if self._unit else f"{done}/{self._total}"
-        self.say(f"{self._title} {at}  {note}  ETA {left:.0f} s")
+        self.say(f"{self._title} {at}  {note}  ETA {eta}")

@@ -28,13 +28,10 @@ from meta_train.runtime.export import (
 )
 from meta_train.runtime.health import TrainingHealth
 from meta_train.runtime.kernels import resolve_kernels
+from meta_train.runtime.loggers import Callback, check_loggers
 from meta_train.runtime.loop import OuterLoop
-from meta_train.runtime.metrics import (
-    METRICS_FILE,
-    MetricsLog,
-    metric_columns,
-    read_metrics,
-)
+from meta_train.runtime.metrics import MetricsLog
+from meta_train.runtime.metrics_file import METRICS_FILE, metric_columns, read_metrics
 from meta_train.runtime.plot import draw
 from meta_train.runtime.progress import ProgressReport
 from meta_train.runtime.provenance import record_provenance
@@ -61,7 +58,11 @@ class MetaTrainResult(NamedTuple):
 
 
 def meta_train(
-    config: MetaTrainConfig, *, extend: bool = False, quiet: bool = False
+    config: MetaTrainConfig,
+    *,
+    extend: bool = False,
+    quiet: bool = False,
+    callback: Callback | None = None,
 ) -> MetaTrainResult:
     """Run or resume meta-training until the last outer step or a stop request.
 
@@ -74,12 +75,15 @@ def meta_train(
             continues. Schedules of the outer optimizer are stretched to the new number
             of updates.
         quiet: Whether to print nothing and to draw no figure.
+        callback: Function that process 0 calls as ``callback(step, metrics)`` whenever
+            metrics are logged. If it raises, the exception is reported and the run
+            continues without it.
 
     Returns:
         The final theta and the metrics of the whole run.
     """
     with distributed.ending_together(config.run_dir):
-        state, path = _meta_train(config, extend, quiet)
+        state, path = _meta_train(config, extend, quiet, callback)
         # JAX aborts processes that wait for others at exit for more than a few seconds,
         # while process 0 exports and draws.
         distributed.all_gather_text("")
@@ -92,7 +96,7 @@ def meta_train(
 
 
 def _meta_train(
-    config: MetaTrainConfig, extend: bool, quiet: bool
+    config: MetaTrainConfig, extend: bool, quiet: bool, callback: Callback | None
 ) -> tuple[OuterState, Path | None]:
     distributed.check_alike({**to_dict(config), "run_dir": None})
     trainer, data, first = config.make_trainer(), (), distributed.is_first()
@@ -105,6 +109,7 @@ def _meta_train(
         if config.init and not (config.run_dir / CHECKPOINTS_DIR).exists():
             start_theta(config)  # Report errors before anything is written.
         check_writable(config.run_dir, flag="--run-dir")
+        check_loggers(config)
 
     distributed.run_collectively(prepare)
     distributed.check_shared(config.run_dir, flag="--run-dir")
@@ -137,7 +142,8 @@ def _meta_train(
         state = _first_state(config, trainer, data, checkpoints, progress.say)
         log = None
         if first:
-            log = MetricsLog(config, to_dict(config), int(state.step), progress.say)
+            described, step = to_dict(config), int(state.step)
+            log = MetricsLog(config, described, step, progress.say, callback)
             stack.callback(log.close)
         health = TrainingHealth(config, progress.say)
         loop = OuterLoop(

@@ -14,7 +14,8 @@ from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.export import restore
 from meta_train.runtime.health import TrainingHealth
 from meta_train.runtime.loop import OuterLoop
-from meta_train.runtime.metrics import MetricsLog, read_metrics
+from meta_train.runtime.metrics import MetricsLog
+from meta_train.runtime.metrics_file import read_metrics
 from meta_train.runtime.run import meta_train
 
 

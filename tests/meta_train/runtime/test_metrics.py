@@ -12,13 +12,9 @@ import pytest
 
 from lopt.errors import UserError
 from meta_train.config.preset_configs import CONFIGS
-from meta_train.runtime import metrics
-from meta_train.runtime.metrics import (
-    MetricsLog,
-    metric_columns,
-    read_metrics,
-    theta_metrics,
-)
+from meta_train.runtime import metrics_file
+from meta_train.runtime.metrics import MetricsLog, theta_metrics
+from meta_train.runtime.metrics_file import metric_columns, read_metrics
 
 
 def open_log(tmp_path, step, say=print):
@@ -164,7 +160,7 @@ def test_what_is_not_a_file_is_neither_read_nor_written(kind, tmp_path):
 
 
 def test_long_metrics_are_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(metrics, "_MOST_LINES", 10)
+    monkeypatch.setattr(metrics_file, "_MOST_LINES", 10)
     lines = [json.dumps({"step": i}) + "\n" for i in range(45)]
     (tmp_path / "metrics.jsonl").write_text("".join(lines))
     steps = [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meta_train.runtime.wandb_log import _run_id
+from meta_train.runtime.loggers.wandb_log import _run_id
 from tests.conftest import command_environment, wait_for
 
 
@@ -24,7 +24,7 @@ def test_a_damaged_wandb_id_is_replaced(content, tmp_path):
 IMPATIENT = """
 import sys
 from lopt.cli.main import main
-from meta_train.runtime import wandb_log
+from meta_train.runtime.loggers import wandb_log
 wandb_log._SECONDS_TO_LOG = wandb_log._SECONDS_TO_FINISH = 1.0
 sys.exit(main(sys.argv[1:]))
 """

@@ -1,4 +1,4 @@
-"""Logging to Weights & Biases, which never ends or blocks a run."""
+"""Logging to Weights & Biases, which never blocks a run."""
 
 import contextlib
 import os
@@ -9,65 +9,50 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from lopt.errors import one_line
 from lopt.files.atomic import write_atomically
 from lopt.files.bounded import read_bounded
 from meta_train.config.config import MetaTrainConfig
+from meta_train.runtime.loggers.base import Logger
 
 _SERVICE = "wandb-core"
 _SECONDS_TO_LOG, _SECONDS_TO_FINISH = 30.0, 300.0
 
 
-class WandbLog:
-    """Run of Weights & Biases; after a failure, reported once, it ignores all calls."""
+class WandbLog(Logger):
+    """Run of Weights & Biases, started or resumed by its id in the run directory."""
 
     def __init__(
         self,
         config: MetaTrainConfig,
         described: Mapping[str, Any],
+        step: int,
         say: Callable[[str], None],
     ):
-        """Start or resume the wandb run, unless `config` disables it.
-
-        `described` is the serialized `config`.
-        """
-        self._say = say
+        super().__init__(config, described, step, say)
         self._run = _start(config, described, say)
 
+    @override
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log `metrics` at outer step `step`."""
-        if self._run is None:
-            return
-        try:
-            with _limited(_SECONDS_TO_LOG):
-                self._run.log(dict(metrics), step=step)
-        except Exception as error:  # for example, if its service was killed
-            self._say(
-                f"wandb has failed ({one_line(error)}); the run continues without it. "
-                "metrics.jsonl has all metrics."
-            )
-            self._run = None
-            _end_service()
+        with _limited(_SECONDS_TO_LOG):
+            self._run.log(dict(metrics), step=step)
 
+    @override
     def close(self) -> None:
-        """Finish the wandb run."""
-        if self._run is None:
-            return
-        try:
-            with _limited(_SECONDS_TO_FINISH):
-                self._run.finish()
-        except Exception as error:
-            self._say(f"wandb could not finish the run ({one_line(error)}).")
-            _end_service()
+        with _limited(_SECONDS_TO_FINISH):
+            self._run.finish()
+
+    @override
+    def abandon(self) -> None:
+        _end_service()
 
 
 def _start(
     config: MetaTrainConfig, described: Mapping[str, Any], say: Callable[[str], None]
 ) -> Any:
-    if config.wandb == "off":
-        return None
     os.environ.setdefault("WANDB_SILENT", "true")
-    # The import takes half a second: skip it if wandb is off.
     import wandb
 
     options: dict[str, Any] = {
@@ -79,23 +64,19 @@ def _start(
         "settings": wandb.Settings(silent=True, console="off", init_timeout=30),
     }
     mode: Any = config.wandb
+    options["id"] = _run_id(config.run_dir)
     try:
-        options["id"] = _run_id(config.run_dir)
-        try:
-            if mode == "auto":
-                # A prompt for an API key would block a batch job.
-                has_key = wandb.login(prompt=False, verify=False)
-                default = "online" if has_key else "offline"
-                mode = os.environ.get("WANDB_MODE") or default
-            return wandb.init(mode=mode, **options)
-        except wandb.Error as error:
-            reason = one_line(error)
-            say(f"wandb cannot be used online ({reason}); logging offline.")
-            wandb.teardown()  # The wandb service still holds the run id.
-            return wandb.init(mode="offline", **options)
-    except Exception as error:  # such as a full disk
-        say(f"wandb cannot be started ({one_line(error)}); the run does not use it.")
-        return None
+        if mode == "auto":
+            # A prompt for an API key would block a batch job.
+            has_key = wandb.login(prompt=False, verify=False)
+            default = "online" if has_key else "offline"
+            mode = os.environ.get("WANDB_MODE") or default
+        return wandb.init(mode=mode, **options)
+    except wandb.Error as error:
+        reason = one_line(error)
+        say(f"wandb cannot be used online ({reason}); logging offline.")
+        wandb.teardown()  # The wandb service still holds the run id.
+        return wandb.init(mode="offline", **options)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,41 @@
+"""Logging to TensorBoard event files."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from typing_extensions import override
+
+from meta_train.config.config import MetaTrainConfig
+from meta_train.runtime.loggers.base import Logger
+
+TENSORBOARD_DIR = "tensorboard"
+
+
+class TensorBoardLog(Logger):
+    """Event files in ``RUN_DIR/tensorboard``."""
+
+    def __init__(
+        self,
+        config: MetaTrainConfig,
+        described: Mapping[str, Any],
+        step: int,
+        say: Callable[[str], None],
+    ):
+        super().__init__(config, described, step, say)
+        import tensorboardX
+
+        # A resumed run replaces the points after its checkpoint.
+        self._writer = tensorboardX.SummaryWriter(
+            str(config.run_dir / TENSORBOARD_DIR),
+            purge_step=step + 1 if step else None,
+            flush_secs=10,
+        )
+
+    @override
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+
+    @override
+    def close(self) -> None:
+        self._writer.close()

@@ -18,7 +18,7 @@ from meta_train.config.own_code import SourceFile, import_recorded
 from meta_train.core.inner_training import InnerTraining
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import ESTIMATORS
-from meta_train.outer.outer_optimizer import OUTER_OPTIMIZERS
+from meta_train.outer.outer_optimizer import OUTER_OPTIMIZERS, OuterOptax
 from tasks.base import Family
 from tasks.zoo_queries import task_classes
 
@@ -48,7 +48,7 @@ def _types() -> dict[str, type]:
 
     Called for each file, so that classes registered at run time are included.
     """
-    ours = (MetaTrainConfig, InnerTraining, Truncation, SourceFile)
+    ours = (MetaTrainConfig, InnerTraining, Truncation, SourceFile, OuterOptax)
     named = {kind.__name__: kind for kind in ours}
     return {
         **OPTIMIZERS,

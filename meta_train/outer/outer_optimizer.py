@@ -3,6 +3,7 @@
 To register one, add it to `OUTER_OPTIMIZERS`.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -12,10 +13,48 @@ import jax.numpy as jnp
 import optax
 from typing_extensions import override
 
+from lopt.errors import UserError
+from tasks.base import Theta
+
 
 @dataclass(frozen=True)
 class OuterOptimizer(ABC):
-    """Base class of the optimizers of theta: clipping, schedule and learning rate."""
+    """Optimizer of theta, as recorded in the configuration of a run."""
+
+    @abstractmethod
+    def as_optax(self, num_outer_steps: int) -> optax.GradientTransformation:
+        """Build the optax transformation for a run of `num_outer_steps` updates."""
+
+
+@dataclass(frozen=True)
+class OuterOptax(OuterOptimizer):
+    """Optax transformation passed to `meta_train` in Python.
+
+    A configuration cannot contain functions. It records a hash of the program of the
+    transformation, so that a run is only resumed with the same one.
+    """
+
+    sha256: str
+    """Hash of the lowered program of `update`."""
+
+    @classmethod
+    def of(cls, tx: optax.GradientTransformation, theta: Theta) -> "OuterOptax":
+        """Describe a transformation for outer parameters like `theta`."""
+        program = jax.jit(tx.update).lower(theta, tx.init(theta), theta).as_text()
+        return cls(hashlib.sha256(program.encode()).hexdigest())
+
+    @override
+    def as_optax(self, num_outer_steps: int) -> optax.GradientTransformation:
+        raise UserError(
+            "this run updates theta by an optax transformation of a Python program, "
+            "which its configuration does not contain. Try "
+            "meta_train(config, outer_optimizer=...) in that program."
+        )
+
+
+@dataclass(frozen=True)
+class ScheduledOuterOptimizer(OuterOptimizer):
+    """Base class of optimizers of theta with clipping and a scheduled learning rate."""
 
     learning_rate: float = 1e-3
     """Peak learning rate of theta."""
@@ -57,8 +96,8 @@ class OuterOptimizer(ABC):
     def direction(self) -> optax.GradientTransformation:
         """Build the transformation between the clipping and the learning rate."""
 
+    @override
     def as_optax(self, num_outer_steps: int) -> optax.GradientTransformation:
-        """Build the optax transformation for a run of `num_outer_steps` updates."""
         num_decay_steps = max(num_outer_steps - self.num_warmup_steps, 1)
         decay = {
             "constant": lambda step: self.learning_rate,
@@ -79,7 +118,7 @@ class OuterOptimizer(ABC):
 
 
 @dataclass(frozen=True)
-class OuterAdam(OuterOptimizer):
+class OuterAdam(ScheduledOuterOptimizer):
     """Adam, with weight decay toward the initial theta."""
 
     b1: float = 0.9
@@ -98,7 +137,7 @@ class OuterAdam(OuterOptimizer):
 
 
 @dataclass(frozen=True)
-class OuterSGD(OuterOptimizer):
+class OuterSGD(ScheduledOuterOptimizer):
     """SGD, by default without momentum and without clipping."""
 
     clip: float | None = None
@@ -116,7 +155,7 @@ class OuterSGD(OuterOptimizer):
 
 
 @dataclass(frozen=True)
-class OuterAdamW(OuterOptimizer):
+class OuterAdamW(ScheduledOuterOptimizer):
     """AdamW: Adam with decoupled weight decay toward zero."""
 
     b1: float = 0.9
@@ -141,7 +180,7 @@ class OuterLamb(OuterAdamW):
         return optax.chain(super().direction(), optax.scale_by_trust_ratio())
 
 
-OUTER_OPTIMIZERS: dict[str, type[OuterOptimizer]] = {
+OUTER_OPTIMIZERS: dict[str, type[ScheduledOuterOptimizer]] = {
     kind.__name__: kind for kind in (OuterAdam, OuterSGD, OuterAdamW, OuterLamb)
 }
 

@@ -26,7 +26,7 @@ class Trainer:
 
     systems: tuple[UnrolledSystem, ...]
     estimator: GradientEstimator
-    outer_optimizer: OuterOptimizer
+    outer_optimizer: OuterOptimizer | optax.GradientTransformation
     num_outer_steps: int
     names: tuple[str, ...] = ()
     """Name of each system in the metrics; its index by default."""
@@ -259,7 +259,10 @@ class Trainer:
 
     @property
     def _optimizer(self) -> optax.GradientTransformation:
-        return self.outer_optimizer.as_optax(self.num_outer_steps)
+        chosen = self.outer_optimizer
+        if isinstance(chosen, OuterOptimizer):
+            return chosen.as_optax(self.num_outer_steps)
+        return chosen
 
 
 def initial_theta(owner: Any, seed: int) -> Theta:

@@ -155,14 +155,23 @@ class Checkpoints:
 
     def population_size(self) -> int:
         """Read the population size of the latest checkpoint from its metadata."""
-        assert self.latest is not None
-        tree: Any = self._manager.item_metadata(self.latest)
+        return jax.tree.leaves(self.shapes("populations", None))[0].shape[0]
 
-        def is_array(x):
-            return hasattr(x, "shape")
+    def shapes(self, field: str, sharding: jax.sharding.Sharding | None) -> Any:
+        """Read the shapes of a field of the latest checkpoint from its metadata.
 
-        leaves = jax.tree.leaves(tree["populations"], is_leaf=is_array)
-        return next(leaf.shape[0] for leaf in leaves if is_array(leaf))
+        Args:
+            field: Field of `OuterState`.
+            sharding: Sharding of the result, a pytree of `jax.ShapeDtypeStruct`.
+        """
+        path = self._directory / str(self.latest) / _ITEM
+        with ocp.StandardCheckpointer() as checkpointer:
+            tree: Any = checkpointer.metadata(path).item_metadata.tree
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            tree[field],
+            is_leaf=lambda x: hasattr(x, "shape"),
+        )
 
     def restore(self, template: OuterState) -> OuterState:
         """Restore the latest checkpoint.

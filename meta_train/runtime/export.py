@@ -1,9 +1,11 @@
 """Export of the learned optimizer of a run, and restoring of its checkpoints."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 
 import lopt
 from lopt.errors import UserError
@@ -133,13 +135,17 @@ def restore(config: MetaTrainConfig) -> OuterState:
                 f"{run_dir} must have a valid checkpoint; it has none. Run "
                 "`lopt meta-train` on it first."
             )
-        trainer = config.make_trainer()
+        # The outer optimizer of the run may be unknown: its state is not needed.
+        trainer = dataclasses.replace(
+            config.make_trainer(), outer_optimizer=optax.identity()
+        )
         # The checkpoint may have been written on a different number of devices.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         template = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
             trainer.shapes(trainer.load()),
         )
+        template = template.replace(opt_state=checkpoints.shapes("opt_state", here))
         return checkpoints.restore(template)
     finally:
         checkpoints.close()

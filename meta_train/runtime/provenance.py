@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ from tasks.base import Data
 
 PROVENANCE_FILE = "provenance.json"
 _PACKAGES = ("lopt", "jax", "jaxlib", "flax", "optax")
+_NUM_BLOCKS, _ROUNDING = 64, 1e-5
 
 
 def record_provenance(
@@ -39,25 +41,34 @@ def record_provenance(
         say: Callback for a warning about other versions of the code.
 
     Raises:
-        UserError: If the data of a system has changed since the run began.
+        UserError: If the data of a system has changed since the run began, by more than
+            the rounding of another machine.
     """
     path = run_dir / PROVENANCE_FILE
     now = {
         "versions": {name: metadata.version(name) for name in _PACKAGES},
         "source": source_hash()[:12],
-        "data": {name: _digest(each) for name, each in zip(names, data, strict=True)},
+        "data": {
+            name: _fingerprint(each) for name, each in zip(names, data, strict=True)
+        },
     }
     begun, history = _read(path) or (now, [])
-    changed = [
-        name
-        for name in names
-        if begun.get("data", {}).get(name, now["data"][name]) != now["data"][name]
-    ]
+    pairs = {
+        name: (begun["data"].get(name, found), found)
+        for name, found in now["data"].items()
+    }
+    different = [name for name, (old, new) in pairs.items() if old != new]
+    changed = [name for name in different if not _are_close(*pairs[name])]
     if changed:
         raise UserError(
             f"the data of a run must not change; that of {', '.join(changed)} is not "
             f"the data with which {run_dir} began. Try the earlier files, or another "
             "--run-dir."
+        )
+    if different:
+        say(
+            f"The data of {', '.join(different)} differ in rounding from those with "
+            "which the run began."
         )
     code = differences(
         {key: begun.get(key) for key in ("versions", "source")},
@@ -91,13 +102,43 @@ def _read(path: Path) -> tuple[dict[str, Any], list[str]] | None:
     return begun, [str(event) for event in history]
 
 
-def _digest(data: Data) -> str:
-    """SHA-256 of the arrays of a system's data."""
-    digest = hashlib.sha256()
+def _fingerprint(data: Data) -> dict[str, Any]:
+    """Describe the arrays of a system's data.
+
+    Returns:
+        The SHA-256 of all arrays, that of all shapes and of all arrays that are not
+        floating-point, and the means of 64 blocks of each floating-point array, divided
+        by its RMS. Generated data differ in rounding between machines.
+    """
+    everything, exact = hashlib.sha256(), hashlib.sha256()
+    means: list[float] = []
     for leaf in jax.tree.leaves(data):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         array = np.asarray(leaf.addressable_data(0))
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
+        everything.update(array.tobytes())
+        exact.update(f"{array.dtype}{array.shape}".encode())
+        if not np.issubdtype(array.dtype, np.floating):
+            exact.update(array.tobytes())
+        elif array.size:
+            blocks = np.array_split(array.ravel(), min(_NUM_BLOCKS, array.size))
+            rms = np.sqrt(np.mean(np.square(array, dtype=np.float64))) or 1.0
+            means += [float(block.mean(dtype=np.float64) / rms) for block in blocks]
+    return {
+        "sha256": everything.hexdigest(),
+        "exact": exact.hexdigest(),
+        "means": [x if math.isfinite(x) else None for x in means],
+    }
+
+
+def _are_close(old: Any, new: dict[str, Any]) -> bool:
+    """Check whether two fingerprints differ in rounding at most."""
+    if not isinstance(old, dict) or old.get("exact") != new["exact"]:
+        return False
+    try:
+        before, now = (np.asarray(x["means"], float) for x in (old, new))
+    except (KeyError, TypeError, ValueError):  # damaged
+        return False
+    return before.shape == now.shape and np.allclose(
+        before, now, rtol=0, atol=_ROUNDING, equal_nan=True
+    )

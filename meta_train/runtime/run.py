@@ -10,14 +10,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from lopt.errors import UserError, one_line
 from lopt.files.dataclass_json import to_dict
 from meta_train.config.config import MetaTrainConfig
 from meta_train.config.config_file import write_config
 from meta_train.devices import distributed, sharding
+from meta_train.outer.outer_optimizer import OuterOptax
 from meta_train.outer.outer_state import OuterState
-from meta_train.outer.trainer import Trainer
+from meta_train.outer.trainer import Trainer, initial_theta
 from meta_train.runtime.checkpoint import Checkpoints
 from meta_train.runtime.export import (
     CHECKPOINTS_DIR,
@@ -63,6 +65,7 @@ def meta_train(
     extend: bool = False,
     quiet: bool = False,
     callback: Callback | None = None,
+    outer_optimizer: optax.GradientTransformation | None = None,
 ) -> MetaTrainResult:
     """Run or resume meta-training until the last outer step or a stop request.
 
@@ -78,12 +81,20 @@ def meta_train(
         callback: Function that process 0 calls as ``callback(step, metrics)`` whenever
             metrics are logged. If it raises, the exception is reported and the run
             continues without it.
+        outer_optimizer: Optimizer of theta, instead of that of `config`. Resuming the
+            run requires the same transformation.
 
     Returns:
         The final theta and the metrics of the whole run.
     """
+    trainer = config.make_trainer()
+    if outer_optimizer is not None:
+        theta = initial_theta(trainer.systems[0], config.seed)
+        recorded = OuterOptax.of(outer_optimizer, theta)
+        config = dataclasses.replace(config, outer_optimizer=recorded)
+        trainer = dataclasses.replace(trainer, outer_optimizer=outer_optimizer)
     with distributed.ending_together(config.run_dir):
-        state, path = _meta_train(config, extend, quiet, callback)
+        state, path = _meta_train(config, trainer, extend, quiet, callback)
         # JAX aborts processes that wait for others at exit for more than a few seconds,
         # while process 0 exports and draws.
         distributed.all_gather_text("")
@@ -96,10 +107,14 @@ def meta_train(
 
 
 def _meta_train(
-    config: MetaTrainConfig, extend: bool, quiet: bool, callback: Callback | None
+    config: MetaTrainConfig,
+    trainer: Trainer,
+    extend: bool,
+    quiet: bool,
+    callback: Callback | None,
 ) -> tuple[OuterState, Path | None]:
     distributed.check_alike({**to_dict(config), "run_dir": None})
-    trainer, data, first = config.make_trainer(), (), distributed.is_first()
+    data, first = (), distributed.is_first()
 
     def prepare():
         nonlocal data

@@ -1,4 +1,4 @@
-"""Progress reports: a live bar with ETA on a terminal, plain lines otherwise."""
+"""Progress reports: a bar with ETA on a terminal or in a notebook, lines otherwise."""
 
 import sys
 import threading
@@ -22,12 +22,14 @@ from rich.progress import (
 from lopt.cli.output import FaultTolerantOutput, printable, wrapped
 
 _SECONDS_BETWEEN_LINES = 10.0
+_BAR_WIDTH = 20
 
 
 class ProgressReport:
     """Progress bar of a job; other output is printed above the bar.
 
     Without a terminal, `update` prints a line at most every ten seconds and at the end.
+    In a notebook, this line has a bar and replaces the previous one.
     """
 
     def __init__(self, title: str, total: int, *, unit: str = "", quiet: bool = False):
@@ -40,12 +42,20 @@ class ProgressReport:
             quiet: Whether to suppress all output.
         """
         output: Any = FaultTolerantOutput(sys.stdout)
-        self.console = Console(file=output, quiet=quiet)
+        self._is_notebook, self._shown = in_notebook(), 0
+        # Kernels claim to be terminals, but do not move the cursor.
+        self.console = Console(
+            file=output,
+            quiet=quiet,
+            force_jupyter=False,
+            force_terminal=False if self._is_notebook else None,
+        )
         self._title, self._total, self._first = title, total, 0.0
         self._unit = unit
         self._done, self._lock = 0, threading.Lock()
         self._start = time.monotonic()
-        self._next_line = self._start + _SECONDS_BETWEEN_LINES
+        self._pause = 0.2 if self._is_notebook else _SECONDS_BETWEEN_LINES
+        self._next_line = self._start + self._pause
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -75,6 +85,9 @@ class ProgressReport:
     def say(self, text: str) -> None:
         """Print `text` as separate lines, without markup or control characters."""
         text = printable(text)
+        if self._shown:  # Clear the bar of a notebook.
+            self.console.file.write(f"\r{' ' * self._shown}\r")
+            self._shown = 0
         if self.console.is_terminal:
             text = wrapped(text)  # leaves paths whole, unlike `Console.print`
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -119,8 +132,33 @@ class ProgressReport:
         now = time.monotonic()
         if self.console.is_terminal or (now < self._next_line and done < self._total):
             return
-        self._next_line = now + _SECONDS_BETWEEN_LINES
+        self._next_line = now + self._pause
         rate = (done - self._first) / (now - self._start)
         eta = f"{(self._total - done) / rate:.0f} s" if rate > 0 else "unknown"
         at = f"{done:.0f} {self._unit}" if self._unit else f"{done}/{self._total}"
-        self.say(f"{self._title} {at}  {note}  ETA {eta}")
+        line = f"{self._title} {at}  {note}  ETA {eta}"
+        if self._is_notebook and done < self._total:
+            self._redraw(f"{_bar(done / self._total)} {line}")
+        else:
+            self.say(line)
+
+    def _redraw(self, line: str) -> None:
+        """Replace the bar of a notebook by `line`."""
+        if self.console.quiet:
+            return
+        line = printable(line)
+        self.console.file.write(f"\r{line.ljust(self._shown)}")
+        self.console.file.flush()
+        self._shown = len(line)
+
+
+def in_notebook() -> bool:
+    """Check whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+def _bar(fraction: float) -> str:
+    full = round(_BAR_WIDTH * min(max(fraction, 0.0), 1.0))
+    return "█" * full + "░" * (_BAR_WIDTH - full)

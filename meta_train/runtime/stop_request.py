@@ -5,6 +5,8 @@ import signal
 import threading
 from collections.abc import Callable
 
+from meta_train.runtime.progress import in_notebook
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -14,7 +16,8 @@ class StopRequest:
     A further Ctrl-C exits at once, without saving. Python runs signal handlers in the
     main thread between two bytecodes, that is, after a compilation has ended. A thread
     therefore reads the signals from a pipe and answers immediately. A signal that is
-    ignored, as SIGHUP under `nohup`, stays ignored.
+    ignored, as SIGHUP under `nohup`, stays ignored. In a notebook, a further interrupt
+    is ignored, since exiting would lose the variables of the user.
 
     Must be entered in the main thread.
 
@@ -54,12 +57,13 @@ class StopRequest:
                 self._handle(numbers[0])
 
     def _handle(self, number: int) -> None:
-        if self.name is not None and number == signal.SIGINT:
+        if self.name is not None and number == signal.SIGINT and not in_notebook():
             os._exit(130)
         if self.name is not None:
             return
         self.name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        again = "" if in_notebook() else "; press Ctrl-C to exit without saving"
         self._say(
             f"{self.name}: saving before exit, as soon as the running compilation or "
-            "update ends; press Ctrl-C to exit without saving."
+            f"update ends{again}."
         )

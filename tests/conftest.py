@@ -20,6 +20,12 @@ from tasks import datasets, zoo, zoo_queries
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# Modules compile many equal programs, and later runs almost only equal ones.
+_PROGRAMS = Path(__file__).parent.parent / ".pytest_cache" / "programs"
+jax.config.update("jax_compilation_cache_dir", str(_PROGRAMS))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
 # Real datasets: LOPT_DATA_DIR, or else a directory next to the repository if it exists.
 _BESIDE = Path(__file__).parent.parent.parent / "shared" / "data" / "tfds"
 if "LOPT_DATA_DIR" not in os.environ and _BESIDE.is_dir():

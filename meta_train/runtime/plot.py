@@ -75,7 +75,9 @@ def draw(
         ),
     }
     num_columns = -(-(len(panels) + 1) // 2)
-    figure = Figure(figsize=(3.5 * num_columns, 5.6), layout="constrained")
+    figure = Figure(
+        figsize=(3.5 * num_columns, 6.2 if by_task else 5.6), layout="constrained"
+    )
     axes = list(figure.subplots(2, num_columns).flat)
     for axis, (title, draw_panel) in zip(axes, panels.items(), strict=False):
         draw_panel(axis, lines)
@@ -112,7 +114,8 @@ def _draw_tasks(axis: Any, lines: Sequence[Mapping[str, Any]], metric: str) -> N
         steps, losses = _column(lines, f"{metric}/{name}")
         style = ("-", "--", ":")[i // 10 % 3]
         axis.plot(steps, losses / abs(losses[0]), style, lw=1, label=name)
-    axis.legend(frameon=False, fontsize=6)
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 2}
+    axis.legend(frameon=False, fontsize=6, columnspacing=1.0, **below)
     axis.set_ylabel("relative to the first", fontsize=8)
 
 

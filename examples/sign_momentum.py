@@ -22,11 +22,12 @@ class SignMomentum(PerTensorOptimizer):
 
     def init_tensor(self, param):
         """Initialize the momentum."""
-        return jnp.zeros(param.shape, jnp.float32)
+        return jnp.zeros_like(param)
 
     def update_tensor(self, theta, tensor, info):
         """Step along the sign of the momentum."""
         decay = jax.nn.sigmoid(theta["logit_decay"])
-        momentum = decay * tensor.state + (1 - decay) * tensor.grad
+        grad = jnp.clip(tensor.grad, -1e15, 1e15)
+        momentum = decay * tensor.state + (1 - decay) * grad
         step = jnp.exp(theta["log_step"]) * (1 - info.progress)
         return -step * jnp.sign(momentum), momentum

@@ -17,11 +17,13 @@ from lopt.explicit_axes import with_automatic_axes
 from lopt.pytrees import (
     align,
     all_keys,
+    as_array,
     check_alike,
     check_floating,
     flatten,
+    float32_vector,
     gather,
-    vector,
+    shape_and_dtype,
 )
 
 TensorState: TypeAlias = PyTree[Array]
@@ -102,6 +104,9 @@ class TensorOptimizer(LearnedOptimizer):
     """Whether `update` requires the parameters."""
     reads_loss: ClassVar[bool] = False
     """Whether `update` requires the loss as the keyword argument `value`."""
+    clips_gradients: ClassVar[bool] = True
+    """Whether parameters and state stay finite if a gradient is infinite. Optimizers
+    whose updates are proportional to the gradient set it to False."""
 
     @abstractmethod
     def init_tensor(self, param: Float[Array, "..."]) -> TensorState:
@@ -168,7 +173,10 @@ class TensorOptimizer(LearnedOptimizer):
             states = [
                 [None] * structure.num_leaves
                 if leaf is None
-                else jax.tree.leaves(self.init_tensor(_float32(leaf)))
+                else [
+                    as_array(x)
+                    for x in jax.tree.leaves(self.init_tensor(float32_vector(leaf)))
+                ]
                 for leaf in leaves
             ]
             num_tensors = sum(leaf is not None for leaf in leaves)
@@ -198,8 +206,8 @@ class TensorOptimizer(LearnedOptimizer):
             places = list(itertools.accumulate(leaf is not None for leaf in values))
             tensors = [
                 LeafInputs(
-                    _float32(leaves[i]),
-                    None if params is None else _float32(values[i]),
+                    float32_vector(leaves[i]),
+                    None if params is None else float32_vector(values[i]),
                     jax.tree.unflatten(structure, states[i]),
                     places[i] - 1,
                     keys[i][-1].lower() if keys[i] else "",
@@ -256,19 +264,23 @@ class TensorOptimizer(LearnedOptimizer):
         XLA would otherwise report a loop whose carry changes its type, and name neither
         the class nor the tensor.
         """
-        step, state = result
         name, shape = type(self).__name__, tensor.grad.shape
+        step, state = result
         if jnp.shape(step) != shape:
             raise UserError(
                 f"the update rule of {name} must return an update of the shape of the "
                 f"gradient; got {jnp.shape(step)} for a gradient of shape {shape}."
             )
-        old, new = jax.tree.map(_kind, tensor.state), jax.tree.map(_kind, state)
+        old, new = (
+            jax.tree.map(shape_and_dtype, tensor.state),
+            jax.tree.map(shape_and_dtype, state),
+        )
         if old != new:
             raise UserError(
                 f"the update rule of {name} must return a state like that of "
-                f"`init_tensor`; got {new} instead of {old} for a gradient of shape "
-                f"{shape}. Try jnp.float32 for all arrays of both."
+                f"`init_tensor`, with equal shapes and dtypes; got {new} instead of "
+                f"{old} for a gradient of shape {shape}. Arrays without an explicit "
+                "dtype are float64 with `jax_enable_x64`: try jnp.float32."
             )
 
     def _like(self, param: Any) -> Any:
@@ -328,15 +340,15 @@ class PerTensorOptimizer(TensorOptimizer):
         shared: PyTree,
         info: StepInfo,
     ) -> tuple[list[tuple[Array, TensorState]], PyTree]:
-        return [self.update_tensor(theta, tensor, info) for tensor in tensors], ()
-
-
-def _float32(leaf: Any) -> Array:
-    return vector(leaf).astype(jnp.float32)
-
-
-def _kind(x: Any) -> str:
-    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
+        results: list[Any] = [self.update_tensor(theta, t, info) for t in tensors]
+        for result in results:
+            if not isinstance(result, tuple) or len(result) != 2:
+                raise UserError(
+                    f"`update_tensor` of {type(self).__name__} must return an update "
+                    f"and a state; got {type(result).__name__}. Try `return step, "
+                    "state`."
+                )
+        return results, ()
 
 
 def _step_info(count: Int[Array, ""], num_steps: NumSteps, value: Any) -> StepInfo:

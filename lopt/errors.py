@@ -6,6 +6,8 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
+_EXTENSIBLE = ("task", "optimizer", "estimator")
+
 
 class UserError(ValueError):
     """Error caused by invalid user input.
@@ -31,8 +33,10 @@ def lookup(kind: str, name: str, known: Mapping[str, Value]) -> Value:
     """
     if name in known:
         return known[name]
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"Did you mean {nearest[0]!r}?" if nearest else f"Try {', '.join(known)}."
+    if kind in _EXTENSIBLE:
+        hint += f" A {kind} of your own must be registered, or named as FILE.py:CLASS."
     raise UserError(f"there is no {kind} {name!r}. {hint}")
 
 

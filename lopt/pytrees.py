@@ -90,3 +90,18 @@ def vector(leaf: Any) -> Array:
     """Convert a leaf to an array, and a scalar to a vector of length one."""
     array = jnp.asarray(leaf)
     return array.reshape(1) if array.ndim == 0 else array
+
+
+def as_array(value: Any) -> Array:
+    """Convert a Python number of a state to an array; floats become float32."""
+    return jnp.asarray(value, jnp.float32 if isinstance(value, float) else None)
+
+
+def float32_vector(leaf: Any) -> Array:
+    """Convert a leaf to a float32 array of rank one or more."""
+    return vector(leaf).astype(jnp.float32)
+
+
+def shape_and_dtype(x: Any) -> str:
+    """Describe an array for error messages, as in ``float32[3]``."""
+    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"

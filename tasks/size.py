@@ -4,7 +4,9 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from lopt.errors import UserError
 from tasks import datasets
 from tasks.base import Family
 from tasks.supervised.base import Supervised
@@ -35,6 +37,24 @@ def num_parameters(family: Family) -> int:
     return sum(x.size for x in jax.tree.leaves(shapes))
 
 
+def check_scalar_loss(family: Family, params: Any, batch: Any, key: Any) -> None:
+    """Validate the shape of a loss by abstract evaluation.
+
+    Raises:
+        UserError: If the loss of the task is not a scalar.
+    """
+
+    def loss(params, batch, key):
+        return family.problem(family.sample_constants(key)).loss(params, batch)
+
+    shape = jax.tree.map(jnp.shape, jax.eval_shape(loss, params, batch, key))
+    if shape != ():
+        raise UserError(
+            f"`loss` of {type(family).__name__} must return a scalar; got shape "
+            f"{shape}. Try its mean."
+        )
+
+
 @functools.cache
 def size(family: Family) -> Size:
     """Compute the size of a task.
@@ -61,6 +81,7 @@ def size(family: Family) -> Size:
 
     key = jax.random.key(0)
     params, batch = jax.eval_shape(start, data, key)
+    check_scalar_loss(family, params, batch, key)
     lowered = jax.jit(gradient).lower(params, batch, key)
     flops = (lowered.cost_analysis() or {}).get("flops", float("nan"))
     num = sum(x.size for x in jax.tree.leaves(params))

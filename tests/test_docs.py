@@ -4,6 +4,8 @@ import dataclasses
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from unittest import mock
@@ -12,6 +14,7 @@ import jax
 import pytest
 
 import lopt
+import meta_train
 from lopt.cli.main import main
 from lopt.optimizers.per_parameter_mlp import PerParameterMLP
 from meta_train.config.config_file import write_config
@@ -122,8 +125,27 @@ def test_links_lead_somewhere(page):
     assert [t for t in targets if not (page.parent / t).exists()] == []
 
 
-def test_every_estimator_is_described_and_its_cost_is_there():
+@pytest.mark.parametrize("name", sorted({*ESTIMATORS} & {*meta_train.__all__}))
+def test_a_public_estimator_is_described_and_its_cost_is_there(name):
     page = (ROOT / "docs" / "estimators.md").read_text()
-    for name in ESTIMATORS:
-        assert f"**`{name}`**" in page
-        assert re.search(rf"\| {name} \| \d", page), name
+    assert f"**`{name}`**" in page
+    assert re.search(rf"\| {name} \| \d", page), name
+
+
+SKELETONS = [b for b in BLOCKS if "# Try it" in b.values[0]]
+
+
+@pytest.mark.parametrize("block", SKELETONS)
+def test_skeletons_are_short_and_pass_the_linter(block, tmp_path):
+    code = block.split("\n\n\n# Try it\n")[0]
+    assert len(code.splitlines()) < 40
+    file = tmp_path / "skeleton.py"
+    file.write_text(code + "\n")
+    settings = ("--config", ROOT / "pyproject.toml", "--no-cache")
+    ruff = [sys.executable, "-m", "ruff"]
+    for command in (("check", *settings), ("format", "--check", *settings)):
+        subprocess.run([*ruff, *command, file], check=True)
+
+
+def test_the_skeletons_are_those_of_all_kinds():
+    assert len(SKELETONS) == 3

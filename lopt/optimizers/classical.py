@@ -181,6 +181,8 @@ class _Classical(TensorOptimizer):
 class LearnedSGD(_Classical):
     """SGD with a learned schedule and optional L2 regularization."""
 
+    clips_gradients: ClassVar[bool] = False
+
     @override
     def init_tensor(self, param):
         return ()
@@ -197,6 +199,7 @@ class LearnedMomentum(_Classical):
     The direction is the trace ``m_t = decay * m_{t-1} + g_t``.
     """
 
+    clips_gradients: ClassVar[bool] = False
     _initial_decays: ClassVar[Mapping[str, float]] = {"decay": 0.9}
 
     @override

@@ -23,6 +23,7 @@ class ScheduledSGD(PerTensorOptimizer):
     """
 
     reads_params: ClassVar[bool] = False
+    clips_gradients: ClassVar[bool] = False
     initial_lr: float = 0.01
     """Initial and final learning rate before meta-training."""
 

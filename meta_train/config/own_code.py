@@ -7,6 +7,7 @@ if its content is unchanged and this user has named it on this machine before: r
 directories may come from anyone.
 """
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -159,6 +160,7 @@ def register_classes(module: ModuleType) -> None:
                 f"a class must have a name of its own; {name} of {module.__file__} is "
                 f"also {known.__module__}.{name}. Try My{name}."
             )
+        _check_class(kind)
         if issubclass(kind, LearnedOptimizer):
             register_optimizer(kind)
         elif issubclass(kind, GradientEstimator):
@@ -169,6 +171,27 @@ def register_classes(module: ModuleType) -> None:
             except TypeError:
                 continue
             register_task(name, problem)
+
+
+def _check_class(kind: type) -> None:
+    """Validate that a class is hashable and that a task loads any split.
+
+    Raises:
+        UserError: If not.
+    """
+    if not dataclasses.is_dataclass(kind) or kind.__hash__ is None:
+        raise UserError(
+            f"{kind.__name__} must be a frozen dataclass, since configurations are "
+            "hashed. Try @dataclass(frozen=True)."
+        )
+    if issubclass(kind, Family):
+        try:
+            inspect.signature(kind.load).bind(None, "train")
+        except TypeError as error:
+            raise UserError(
+                f"`load` of {kind.__name__} must accept a split; {error}. Try "
+                'def load(self, split="train").'
+            ) from error
 
 
 _KINDS = (LearnedOptimizer, GradientEstimator, Family, UnrolledSystem)

@@ -135,7 +135,7 @@ class Trainer:
         def body(_, carry):
             state, totals = carry
             state, metrics = self._update(data, state)
-            values = jnp.stack([metrics[name] for name in names])
+            values = jnp.stack([metrics[name] for name in names]).astype(jnp.float32)
             # Metrics are NaN for systems that were not drawn or have no finite loss.
             # Exclude them from the mean.
             known = ~jnp.isnan(values)
@@ -158,6 +158,8 @@ class Trainer:
             strict=True,
         )
         mean = self._average(estimates)
+        # With `jax_enable_x64`, tasks may compute in float64.
+        mean = mean.replace(grad=optax.tree.cast_like(mean.grad, state.theta))
         metrics = {
             "loss": mean.loss,
             "grad_norm": optax.tree.norm(mean.grad),

@@ -27,6 +27,8 @@ class Faulty(PerTensorOptimizer):
     def init_tensor(self, param):
         # Without a dtype: float64 if x64 is enabled.
         dtype = None if self.fault == "x64" else jnp.float32
+        if self.fault == "number":
+            return {"m": 0.0}  # becomes a float32 array
         return {"m": jnp.zeros(param.shape, dtype)}
 
     @override
@@ -38,6 +40,10 @@ class Faulty(PerTensorOptimizer):
             momentum = momentum[None]
         if self.fault == "structure":
             return step, momentum
+        if self.fault == "pair":
+            return step
+        if self.fault == "number":
+            momentum = tensor.state["m"] + 1
         if self.fault == "x64":
             momentum = momentum.astype(jnp.float32)
         return step, {"m": momentum}
@@ -48,6 +54,7 @@ class Faulty(PerTensorOptimizer):
     [
         ("update", r"Faulty .*shape of the gradient; got \(1,\) for .*\(3,\)"),
         ("shape", r"Faulty .*got {'m': 'float32\[1, 3\]'} instead of .*float32\[3\]"),
+        ("pair", r"`update_tensor` of Faulty must return .* got \S*Array"),
         ("structure", r"Faulty .*got float32\[3\] instead of {'m': 'float32\[3\]'}"),
         ("x64", r"Faulty .*got {'m': 'float32.* instead of {'m': 'float64"),
     ],
@@ -71,3 +78,16 @@ def test_states_of_half_precision_parameters_may_follow_their_dtype():
     tx = Momentum().as_optax({}, NUM_STEPS)
     _, state = tx.update(params, tx.init(params), params)
     assert state.tensors["m"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_python_numbers_of_a_state_become_arrays(x64):
+    with jax.enable_x64(x64):
+        params = jnp.ones(3, jnp.float32)
+        tx = Faulty("number").as_optax({}, NUM_STEPS)
+        state = tx.init(params)
+        for _ in range(2):
+            _, state = tx.update(params, state, params)
+        (number,) = jax.tree.leaves(state.tensors)
+        assert number == 2.0
+        assert number.dtype == jnp.float32

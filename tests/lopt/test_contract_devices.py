@@ -91,10 +91,10 @@ CHECKS = {
 }
 
 
-def report_devices():
-    """Print the result of each check for every optimizer as JSON; errors as text."""
+def report_devices(names):
+    """Print the result of each check for some optimizers as JSON; errors as text."""
     report = {}
-    for name in MAKERS:
+    for name in names:
         for check, run in CHECKS.items():
             try:
                 report[f"{name} {check}"] = run(name)
@@ -104,9 +104,12 @@ def report_devices():
 
 
 @pytest.fixture(scope="module")
-def devices():
-    """Output of `report_devices` on four devices."""
-    return on_devices(4, f"from {__name__} import report_devices as r; r()")
+def devices(request):
+    """Output of `report_devices` on four devices, for the selected tests."""
+    here = [item for item in request.session.items if item.module is request.module]
+    names = {item.callspec.params["name"] for item in here if hasattr(item, "callspec")}
+    code = f"from {__name__} import report_devices as r; r({sorted(names & {*MAKERS})})"
+    return on_devices(4, code)
 
 
 @every_optimizer

@@ -158,3 +158,22 @@ def test_a_source_is_part_of_the_configuration(tmp_path):
     run_dir = recorded_run(tmp_path, file)
     (source,) = read_config(run_dir).sources
     assert source == SourceFile(str(file), _sha256(file))
+
+
+MISTAKES = {
+    "@dataclass\nclass Mine(Task):\n"
+    "    load = init_params = sample_batch = loss = len": "must be a frozen dataclass",
+    "@dataclass(frozen=True)\nclass Mine(RandomQuadratic):\n"
+    "    def load(self):\n        return ()": r"`load` of Mine must accept a split",
+}
+
+
+@pytest.mark.parametrize("code", MISTAKES, ids=["mutable", "load"])
+def test_mistakes_in_a_task_are_named(code, tmp_path):
+    file = tmp_path / "mistake.py"
+    head = (
+        "from dataclasses import dataclass\nfrom tasks import RandomQuadratic, Task\n"
+    )
+    file.write_text(f"{head}{code}\n")
+    with pytest.raises(UserError, match=MISTAKES[code]):
+        class_name(f"{file}:Mine")

@@ -274,3 +274,13 @@ def test_outer_optimizers_are_those_of_optax(ours, theirs):
 def test_outer_optimizers_name_an_invalid_field(name):
     with pytest.raises(ValueError, match="`learning_rate` and `clip` must be positive"):
         OUTER_OPTIMIZERS[name](learning_rate=-1.0)
+
+
+def test_updates_in_double_precision_keep_the_types_of_the_state():
+    with jax.enable_x64(True):
+        trainer = make_trainer(TOY, QUADRATIC)
+        before = trainer.init(trainer.load(), 0)
+        dtypes = [x.dtype for x in jax.tree.leaves(before.theta)]
+        state, metrics = run(trainer, 3)
+        assert [x.dtype for x in jax.tree.leaves(state.theta)] == dtypes
+        assert np.isfinite(metrics["loss"])

@@ -20,10 +20,10 @@ from lopt.pytrees import (
     as_array,
     check_alike,
     check_floating,
+    check_result,
     flatten,
     float32_vector,
     gather,
-    shape_and_dtype,
 )
 
 TensorState: TypeAlias = PyTree[Array]
@@ -220,7 +220,7 @@ class TensorOptimizer(LearnedOptimizer):
             )
             results, shared = update_tensors(theta, tensors, state.shared, info)
             for i, tensor, result in zip(live, tensors, results, strict=True):
-                self._check_result(tensor, result)
+                check_result(type(self).__name__, tensor.grad, tensor.state, result)
                 step, tensor_state = result
                 is_used = self.is_used(tensor_state)
                 if is_used is not None:
@@ -254,33 +254,6 @@ class TensorOptimizer(LearnedOptimizer):
             raise UserError(
                 f"{name} reads the loss, which must be a scalar; got `value` of shape "
                 f"{shape}. Try its mean."
-            )
-
-    def _check_result(
-        self, tensor: LeafInputs, result: tuple[Array, TensorState]
-    ) -> None:
-        """Raise if an update rule changes shapes, dtypes or the structure of a state.
-
-        XLA would otherwise report a loop whose carry changes its type, and name neither
-        the class nor the tensor.
-        """
-        name, shape = type(self).__name__, tensor.grad.shape
-        step, state = result
-        if jnp.shape(step) != shape:
-            raise UserError(
-                f"the update rule of {name} must return an update of the shape of the "
-                f"gradient; got {jnp.shape(step)} for a gradient of shape {shape}."
-            )
-        old, new = (
-            jax.tree.map(shape_and_dtype, tensor.state),
-            jax.tree.map(shape_and_dtype, state),
-        )
-        if old != new:
-            raise UserError(
-                f"the update rule of {name} must return a state like that of "
-                f"`init_tensor`, with equal shapes and dtypes; got {new} instead of "
-                f"{old} for a gradient of shape {shape}. Arrays without an explicit "
-                "dtype are float64 with `jax_enable_x64`: try jnp.float32."
             )
 
     def _like(self, param: Any) -> Any:

@@ -102,6 +102,33 @@ def float32_vector(leaf: Any) -> Array:
     return vector(leaf).astype(jnp.float32)
 
 
-def shape_and_dtype(x: Any) -> str:
-    """Describe an array for error messages, as in ``float32[3]``."""
+def check_result(name: str, grad: Array, state: Any, result: tuple[Array, Any]) -> None:
+    """Raise if an update rule changes shapes, dtypes or the structure of a state.
+
+    XLA would otherwise report a loop whose carry changes its type, and name neither the
+    class nor the tensor.
+
+    Args:
+        name: Class of the update rule.
+        grad: Gradient of the tensor.
+        state: State before the update.
+        result: Update and new state.
+    """
+    step, new_state = result
+    if jnp.shape(step) != grad.shape:
+        raise UserError(
+            f"the update rule of {name} must return an update of the shape of the "
+            f"gradient; got {jnp.shape(step)} for a gradient of shape {grad.shape}."
+        )
+    old, new = (jax.tree.map(_shape_and_dtype, tree) for tree in (state, new_state))
+    if old != new:
+        raise UserError(
+            f"the update rule of {name} must return a state like that of "
+            f"`init_tensor`, with equal shapes and dtypes; got {new} instead of {old} "
+            f"for a gradient of shape {grad.shape}. Arrays without an explicit dtype "
+            "are float64 with `jax_enable_x64`: try jnp.float32."
+        )
+
+
+def _shape_and_dtype(x: Any) -> str:
     return f"{jnp.result_type(x)}{list(jnp.shape(x))}"

@@ -47,7 +47,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_harm_is_found(fault, tmp_path, monkeypatch):
+def test_the_fuzzer_detects_faults(fault, tmp_path, monkeypatch):
     class Harmful(Kind):
         def mutate(self, rng):
             (tmp_path / "x").unlink(missing_ok=True)

@@ -141,7 +141,7 @@ def test_a_card_cannot_ask_for_endless_runs(horizons):
 
 
 @pytest.mark.parametrize("tasks", ["x", {"a": 1}, None, 3])
-def test_a_card_may_have_anything_for_tasks(tasks):
+def test_tasks_of_a_card_may_have_any_type(tasks):
     suite = (Case("mlp", MLP(), 10, "test"),)
     assert with_training_cases(suite, [{"tasks": tasks, "horizons": [1, 2]}]) == suite
 
@@ -242,7 +242,7 @@ def test_a_relative_path_is_found_in_the_current_directory(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"])
 @pytest.mark.parametrize("value", ["abc", "-1", "1e9"])
-def test_a_launcher_may_set_anything(variable, value, monkeypatch):
+def test_invalid_launcher_variables_are_refused(variable, value, monkeypatch):
     monkeypatch.setenv(variable, value)
     with pytest.raises(UserError, match=variable):
         _ = Launch().is_distributed

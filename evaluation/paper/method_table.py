@@ -23,7 +23,7 @@ PROOFS = {
     "optimization": f"{_TESTS}test_it_tunes",
     "regularization": f"{_TESTS}test_it_tunes",
     "discrete": f"{_TESTS}test_it_tunes_discrete_hyperparameters_or_refuses",
-    "online": f"{_TESTS}test_it_uses_several_episodes",
+    "online": f"{_TESTS}test_several_episodes_are_used",
     "unbiased": f"{_BIAS}unbiased_is",
 }
 

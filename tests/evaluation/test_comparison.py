@@ -57,7 +57,7 @@ def results(kept):
     return evaluate(contenders, CASES, cache=kept, **FEW)
 
 
-def test_every_kind_of_optimizer_can_enter(results, kept, tmp_path):
+def test_every_kind_of_optimizer_is_evaluated(results, kept, tmp_path):
     path = tmp_path / "mine.safetensors"
     theta = jnp.log(jnp.full(2, 0.05))
     lopt.save(path, ScheduledSGD(), theta, {})
@@ -100,7 +100,7 @@ def test_an_optimizer_that_diverges_is_the_worst_and_is_counted(results):
     assert "100% of its runs diverged" in results["headlines"][2]
 
 
-def test_adam_beside_itself(results):
+def test_adam_against_itself_has_ratio_one(results):
     for case in results["cases"]:
         adam = case["methods"]["adam"]
         ratio = [adam["final_loss_ratio"][key] for key in ("value", "low", "high")]
@@ -111,7 +111,7 @@ def test_adam_beside_itself(results):
     assert results["methods"]["adam"]["probability_of_improvement"]["value"] == 0.5
 
 
-def test_winners_are_told_apart_seed_by_seed():
+def test_winners_are_compared_per_seed():
     seeds = np.linspace(1.0, 9.0, 8)[:, None]  # difficulty shared by all methods
     curves = {
         "best": seeds * np.ones(20),
@@ -146,7 +146,7 @@ def test_costs_are_counted(results):
     np.testing.assert_allclose(ratio, second["adam"]["ms"] / second["mine"]["ms"])
 
 
-def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_resumes(tmp_path, monkeypatch):
     trained, whole = [], runs.train
 
     def interrupted(task, *rest):
@@ -186,7 +186,7 @@ def test_progress_is_reported(kept):
     assert fractions[-3] > 0.9
 
 
-def test_what_it_leaves_behind(results, tmp_path):
+def test_files_of_a_run(results, tmp_path):
     write_report(tmp_path, results)
     assert read_results(tmp_path) == results
     rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
@@ -213,7 +213,7 @@ def test_results_of_another_version_are_refused_in_a_sentence(tmp_path, results)
         report_command([str(tmp_path)])
 
 
-def test_missing_data_is_told_at_once(tmp_path, monkeypatch, kept):
+def test_missing_data_is_reported_first(tmp_path, monkeypatch, kept):
     monkeypatch.setenv("LOPT_DATA_DIR", str(tmp_path))
     cases = (CASES[0], Case("mnist", MLP("mnist"), 40, "images"))
     assert list(missing_data(cases)) == ["mnist"]

@@ -64,7 +64,7 @@ def test_the_interval_of_the_mean_is_students(rng):
     np.testing.assert_allclose(interval, (values.mean(), expected.low, expected.high))
 
 
-def test_the_interval_of_a_ratio_covers_it_as_often_as_it_says(rng):
+def test_ratio_interval_has_its_nominal_coverage(rng):
     covered = 0
     for _ in range(200):
         theirs = rng.normal(2.0, 0.3, size=20)

@@ -148,7 +148,7 @@ def test_integer_gradients_are_refused(name):
         tx.update(grads, tx.init(PARAMS), PARAMS, value=loss())
 
 
-def test_what_is_not_an_array_is_refused():
+def test_non_array_leaves_are_refused():
     for model in ({"activation": jnp.tanh}, {"name": "a text"}):
         with pytest.raises(UserError, match=r"floating-point.*eqx\.filter"):
             make("PerParameterMLP").init(model)
@@ -237,7 +237,7 @@ def trees_by_optimizer():
 
 
 @pytest.mark.parametrize(("name", "tree"), sorted(trees_by_optimizer()))
-def test_any_tree_is_like_the_list_of_its_tensors(name, tree):
+def test_any_pytree_equals_the_list_of_its_leaves(name, tree):
     tx, params = make(name), TREES[tree]()
     updates, new_params, state = train(tx, params)
     chex.assert_trees_all_equal_shapes_and_dtypes(updates, params, new_params)
@@ -271,7 +271,7 @@ def test_half_precision_has_a_state_in_float32(name):
 
 
 @every_optimizer
-def test_gradients_may_lack_what_the_parameters_have(name):
+def test_gradients_may_be_none(name):
     tx = make(name)
     grads = {**gradients(PARAMS), "b": None}
     updates, state = tx.update(grads, tx.init(PARAMS), PARAMS, value=loss())
@@ -281,7 +281,7 @@ def test_gradients_may_lack_what_the_parameters_have(name):
 
 
 @every_optimizer
-def test_an_nnx_optimizer_holds_it(name):
+def test_nnx_optimizer_wraps_it(name):
     model = nnx_model()
     optimizer = nnx.Optimizer(model, make(name), wrt=nnx.Param)
     params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
@@ -317,7 +317,7 @@ SAME = {
 
 @every_optimizer
 @pytest.mark.parametrize("wrapper", SAME)
-def test_a_wrapper_that_changes_nothing(name, wrapper):
+def test_transparent_wrappers_change_nothing(name, wrapper):
     updates, params, _ = train(optax.with_extra_args_support(SAME[wrapper](make(name))))
     chex.assert_trees_all_equal((updates, params), plain(name)[:2])
 
@@ -333,7 +333,7 @@ def test_masked_tensors_are_left_to_others(name):
 
 
 @every_optimizer
-def test_it_shares_a_model_in_multi_transform(name):
+def test_multi_transform_splits_a_model(name):
     transforms = {"learned": make(name), "sgd": optax.sgd(0.5)}
     tx = optax.multi_transform(transforms, {"w": "learned", "b": "sgd"})
     updates, _, _ = train(tx, num_steps=1)
@@ -403,7 +403,7 @@ def test_it_works_without_jit(name):
 
 
 @every_optimizer
-def test_double_precision_changes_no_type_but_that_of_parameters(name):
+def test_x64_changes_only_the_dtype_of_updates(name):
     expected, _, like = train(make(name), ONE, num_steps=1)
     with jax.enable_x64(True):
         theta = MAKERS[name]().init_theta(jax.random.key(0))
@@ -417,7 +417,7 @@ def test_double_precision_changes_no_type_but_that_of_parameters(name):
 
 
 @every_optimizer
-def test_it_compiles_once_and_gives_up_its_buffers(name):
+def test_it_compiles_once_and_donates_its_buffers(name):
     tx = make(name)
 
     @functools.partial(jax.jit, donate_argnums=(1, 2))
@@ -435,7 +435,7 @@ def test_it_compiles_once_and_gives_up_its_buffers(name):
 
 
 @every_optimizer
-def test_vmap_over_parameters_is_one_after_the_other(name):
+def test_vmap_over_parameters_equals_a_loop(name):
     tx = make(name)
     sets = [{"w": scale * MATRIX} for scale in (1.0, -2.0)]
 
@@ -449,7 +449,7 @@ def test_vmap_over_parameters_is_one_after_the_other(name):
 
 
 @every_optimizer
-def test_scan_is_a_loop(name):
+def test_scan_equals_a_loop(name):
     tx = make(name)
 
     def step(carry, x):
@@ -493,7 +493,7 @@ def test_orbax_serialises_the_state(name, tmp_path):
 
 
 @every_optimizer
-def test_past_its_horizon_time_stands_still(name):
+def test_time_features_are_clamped_past_the_horizon(name):
     tx, (_, params, state) = make(name), plain(name)
     # Late enough that every bias correction is 1.
     late = [optax.tree.set(state, count=jnp.asarray(n)) for n in (10**5, 10**6)]

@@ -116,7 +116,7 @@ class LossTrainState(TrainState):
 
 
 @every_optimizer
-def test_a_flax_train_state_holds_it(name):
+def test_flax_train_state_wraps_it(name):
     plain_state, loss_state = (
         kind.create(apply_fn=None, params=PARAMS, tx=make(name))
         for kind in (TrainState, LossTrainState)

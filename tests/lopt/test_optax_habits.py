@@ -124,7 +124,7 @@ def test_the_count_is_found_by_name(name):
 
 
 @every_optimizer
-def test_what_belongs_to_parameters_is_told_from_the_rest(name):
+def test_parameter_bytes_are_separated(name):
     _, state = plain(name)
     marked = optax.tree.map_params(
         make(name), lambda _: "param", state, transform_non_params=lambda _: "other"

@@ -46,7 +46,7 @@ def test_a_shipped_optimizer_loads_and_trains_without_any_path(name):
 
 
 @every_name
-def test_the_card_of_a_shipped_optimizer_has_what_a_user_needs(name):
+def test_card_of_a_shipped_optimizer_is_complete(name):
     card = lopt.read_card(name)
     for entry in ("tasks", "task_names", "horizons", "validation_tasks", "seed"):
         assert card[entry] is not None

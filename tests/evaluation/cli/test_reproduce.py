@@ -63,7 +63,7 @@ def test_one_experiment_prints_its_verdict(tmp_path, capfd):
         (["all", "--workers", "0"], "`workers` must be at least 1"),
     ],
 )
-def test_mistakes_are_answered_with_a_remedy(arguments, message, capfd):
+def test_errors_name_a_remedy(arguments, message, capfd):
     assert main(["reproduce", *arguments]) == 2
     assert message in capfd.readouterr().err
 

@@ -83,7 +83,7 @@ def test_members_are_updated_together(part, key):
 
 
 @pytest.mark.parametrize("part", SEARCHED)
-def test_it_uses_several_episodes(part):
+def test_several_episodes_are_used(part):
     problem = OuterProblem(L2, horizon=20)
     first = next(TUNERS[part].search(problem, L2.load(), 600, seed=0))
     # All slots advance together, by one window.

@@ -84,7 +84,7 @@ def test_the_length_of_a_run_is_no_part_of_the_program(key):
     assert runs._stretch._cache_size() == before
 
 
-def test_a_schedule_free_optimizer_is_tested_at_what_it_stands_for(key):
+def test_schedule_free_is_tested_at_its_averaged_parameters(key):
     keys = jax.random.split(key, 2)
     (curves,) = train(TASK, 20, [group("schedule-free", [0.1] * 2, keys)])
     tx = BASELINES["schedule-free"].make(0.1)
@@ -180,7 +180,7 @@ def test_results_are_kept_and_damaged_ones_made_again(tmp_path, key, monkeypatch
     assert len(asked) == 2
 
 
-def test_what_code_and_machine_results_come_from_names_them(monkeypatch):
+def test_cache_key_covers_code_and_machine(monkeypatch):
     names, devices = {name_of(TASK)}, jax.devices()
     for target, value in {
         "evaluation.training.cache.source_hash": lambda: "other source",
@@ -220,7 +220,7 @@ def test_a_table_in_the_data_directory_is_part_of_the_name(tmp_path, monkeypatch
     assert len(names) == 6
 
 
-def test_what_results_depend_on_names_them(tmp_path, key):
+def test_cache_key_covers_the_settings(tmp_path, key):
     keys = jax.random.split(key, 2)
     one = group("sgd", [0.1, 0.2], keys)
     table = tmp_path / "table.csv"

@@ -32,7 +32,7 @@ NAMES = [pytest.param(name, marks=NO_TORCH if name == "gp" else []) for name in 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_tuner_beats_where_it_starts_and_spends_what_it_may(name, key):
+def test_tuners_improve_within_their_budget(name, key):
     data = SYSTEM.load()
     history = list(TUNERS[name].search(PROBLEM, data, BUDGET, seed=0))
     spent = [found.num_steps for found in history]
@@ -77,7 +77,7 @@ def test_meta_training_takes_the_place_of_a_tuner():
     assert len({found.num_steps for found in history}) == len(history)
 
 
-def test_the_command_puts_tuners_side_by_side(tmp_path, capsys):
+def test_tune_compares_several_tuners(tmp_path, capsys):
     flags = ["--tuners", "random", "pbt", "--num-episodes=20", "--num-repeats=2"]
     out = tmp_path / "out"
     assert command(["quadratic-schedule", *flags, "--out", str(out)]) == 0

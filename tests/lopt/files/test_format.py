@@ -36,7 +36,7 @@ def test_a_file_gives_back_what_was_saved(saved):
     chex.assert_trees_all_equal(loaded_theta, theta)
 
 
-def test_the_card_says_what_it_was_trained_on(saved):
+def test_card_contains_the_meta_training_tasks(saved):
     card = lopt.read_card(saved[0])
     assert card["format"] == 1
     assert card["architecture"] == "PerParameterMLP"
@@ -62,7 +62,7 @@ def test_saving_twice_writes_the_same_bytes(saved):
         *((name, MLP(width=8), False) for name in ("LearnedMuon", "LearnedAdam")),
     ],
 )
-def test_what_loads_takes_the_meta_trained_steps(name, task, jit, tmp_path, key):
+def test_loaded_optimizer_equals_inner_training(name, task, jit, tmp_path, key):
     """Steps equal those of inner training, through a file and `optax.chain`."""
     optimizer = OPTIMIZERS[name]()
     theta = optimizer.init_theta(key)
@@ -238,7 +238,7 @@ def test_a_file_of_a_later_version_is_read_as_far_as_it_is_known(saved):
     assert (card["licence"], card["mood"]) == ("free", ["good"])
 
 
-def test_a_card_cannot_speak_for_the_file(saved):
+def test_card_keys_do_not_override_the_header(saved):
     path, optimizer, theta = saved
     lopt.save(path, optimizer, theta, {"architecture": "Better", "num_parameters": 1})
     card = lopt.read_card(path)
@@ -268,7 +268,7 @@ def test_an_optimizer_within_another_is_given_back(tmp_path, key):
         (lambda x: x, {"loss": object()}, "not JSON"),
     ],
 )
-def test_what_could_not_be_read_is_not_written(spoil, card, message, saved):
+def test_unreadable_theta_is_not_saved(spoil, card, message, saved):
     path, optimizer, theta = saved
     before = path.read_bytes()
     with pytest.raises(lopt.UserError, match=message):
@@ -360,7 +360,7 @@ def test_an_update_past_the_last_step_is_warned_of_once(name, way, tmp_path, key
     assert f"{path} was called more than num_steps=5 times" in str(warning.message)
 
 
-def test_those_whose_runs_are_over_are_named_under_vmap(saved):
+def test_finished_runs_are_named_under_vmap(saved):
     run_for = lambda n: run(lopt.load(saved[0], n), {"w": jnp.ones(2)}, 4)
 
     def run_both():

@@ -78,7 +78,7 @@ def test_stated_sizes_are_not_allocated(tmp_path):
     assert peak < 2**21
 
 
-def test_what_is_not_a_file_is_refused(tmp_path):
+def test_irregular_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with open(tmp_path / "huge", "wb") as file:
         file.truncate(2**28 + 1)  # sparse

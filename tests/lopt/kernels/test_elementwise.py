@@ -139,7 +139,7 @@ def test_it_has_derivatives_of_every_order(width, key):
     assert_same(twice, expected)
 
 
-def test_how_it_is_computed_is_chosen_when_it_is_compiled(width, key):
+def test_lowering_is_selected_at_compile_time(width, key):
     arguments = make(key, width=width)
     assert len(jax.make_jaxpr(ours)(*arguments).eqns) == 1
     text = jax.jit(ours).lower(*arguments).as_text()
@@ -162,14 +162,14 @@ def test_many_members_with_narrow_layers_are_written_out(width, key):
     assert "while" not in text
 
 
-def test_there_may_be_no_members(width, key):
+def test_the_population_may_be_empty(width, key):
     arrays, layers = make(key, width=width)
     none = [jnp.zeros((0, *x.shape)) for x in arrays]
     found = jax.jit(jax.vmap(ours, (0, None)))(none, layers)
     assert_same(found, jax.vmap(plain, (0, None))(none, layers))
 
 
-def test_the_origin_of_what_is_not_a_number_is_found(width, key):
+def test_debug_nans_finds_the_origin(width, key):
     (first, *arrays), layers = make(key, width=width)
     with jax.debug_nans(True):
         ours([first, *arrays], layers)
@@ -177,7 +177,7 @@ def test_the_origin_of_what_is_not_a_number_is_found(width, key):
             ours([first.at[0].set(jnp.nan), *arrays], layers)
 
 
-def test_what_is_exported_runs_where_there_is_no_native_code(width, key):
+def test_exports_run_without_native_code(width, key):
     arguments = make(key, width=width)
     exported = jax.export.export(jax.jit(ours))(*arguments)
     assert "lopt_elementwise" not in exported.mlir_module()
@@ -186,7 +186,7 @@ def test_what_is_exported_runs_where_there_is_no_native_code(width, key):
     assert_same(exported.call(*arguments), plain(*arguments))
 
 
-def test_it_differs_between_devices_if_anything_that_it_is_of_does(width, key):
+def test_results_vary_with_any_varying_input(width, key):
     automatic = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((1,), ("x",), automatic, devices=jax.devices()[:1])
     (first, *arrays), layers = make(key, width=width)

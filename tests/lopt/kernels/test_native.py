@@ -116,14 +116,14 @@ def test_every_operation_is_tried():
 
 
 @needs_compiler
-def test_what_is_not_a_number_goes_through_layers(key):
+def test_nan_propagates_through_layers(key):
     arrays = list(jax.random.normal(key, (3, 30)).at[:, 4].set(jnp.nan))
     found = run_native(network, arrays, make(key, 3, 8, 2))
     np.testing.assert_array_equal(jnp.isnan(found), jnp.arange(30) == 4)
 
 
 @needs_compiler
-def test_means_of_large_tensors_are_as_exact_as_can_be(key):
+def test_means_of_large_tensors_are_exact(key):
     x = 1_000 + jax.random.normal(key, (1_500, 1_001))
     features = lambda arrays: [arrays[0] * arrays[1], arrays[0]]
     scale = jnp.linspace(0.5, 2.0, 1_001)[None, :]
@@ -135,7 +135,7 @@ def test_means_of_large_tensors_are_as_exact_as_can_be(key):
 
 
 @needs_compiler
-def test_a_parameter_gets_the_same_bits_wherever_it_stands(key):
+def test_results_do_not_depend_on_the_position(key):
     """Results do not depend on threads, blocks or neighboring elements."""
     arrays, weights = list(jax.random.normal(key, (3, 60_000))), make(key, 3, 32, 2)
     whole = run_native(network, arrays, weights)
@@ -161,7 +161,7 @@ def test_calls_at_once_do_not_disturb_each_other(key):
     assert found == [True] * 4
 
 
-def test_what_native_code_cannot_do_is_left_to_xla(key):
+def test_native_code_falls_back_to_xla(key):
     arrays = [jax.random.normal(key, (40, 3))]
     for function in [
         lambda apply, arrays, _: jnp.sin(arrays[0]),
@@ -189,7 +189,7 @@ def test_other_types_are_left_to_xla(key):
     assert found.dtype == jnp.bfloat16
 
 
-def test_places_are_used_again():
+def test_slots_are_reused():
     def chain(arrays):
         (x,) = arrays
         for _ in range(100):
@@ -219,7 +219,7 @@ def test_it_can_be_turned_off(compile_anew, monkeypatch):
     assert not compile_anew.exists()
 
 
-def test_without_a_compiler_xla_does_it_without_a_word(compile_anew, monkeypatch):
+def test_without_a_compiler_xla_is_used_silently(compile_anew, monkeypatch):
     monkeypatch.setenv("PATH", str(compile_anew))
     assert not native.build()
 

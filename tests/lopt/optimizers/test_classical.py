@@ -180,7 +180,7 @@ def test_adam_past_its_horizon_still_corrects_its_bias(key):
 
 @pytest.mark.parametrize("kind", [LearnedMomentum, LearnedAdam])
 @pytest.mark.parametrize("std", [0.01, 1.0])
-def test_wherever_theta_is_moved_decays_are_between_zero_and_one(kind, std, key):
+def test_decays_are_between_zero_and_one_for_any_theta(kind, std, key):
     optimizer = kind()
     theta = optimizer.init_theta(key)
 

@@ -32,18 +32,18 @@ def scaled(params, base_fan_in=1):
     }
 
 
-def test_of_an_mlp_the_layers_between_the_first_and_the_last_are_hidden():
+def test_hidden_layers_of_an_mlp():
     found = scaled(shapes_of(MLP(width=24, depth=3)))
     assert found == pytest.approx({"Dense_1/kernel": 24, "Dense_2/kernel": 24})
 
 
-def test_of_a_conv_net_the_fan_in_counts_the_window():
+def test_fan_in_of_convolutions_includes_the_window():
     found = scaled(shapes_of(ConvNet(width=16)))
     assert found == pytest.approx({"Conv_1/kernel": 144, "Conv_2/kernel": 144})
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_of_a_recurrent_network_the_cell_is_hidden_and_the_vocabulary_is_not(cell):
+def test_hidden_layers_of_a_recurrent_network(cell):
     params = shapes_of(RecurrentLM(cell=cell, width=20))
     found = scaled(params)
     names = {
@@ -56,7 +56,7 @@ def test_of_a_recurrent_network_the_cell_is_hidden_and_the_vocabulary_is_not(cel
     assert len(found) == {"lstm": 8, "gru": 6}[cell]
 
 
-def test_of_a_transformer_the_wide_layers_are_hidden_too():
+def test_hidden_layers_of_a_transformer():
     found = scaled(shapes_of(TransformerLM(width=24)))
     assert found["Dense_0/kernel"] == pytest.approx(24)
     assert found["Dense_1/kernel"] == pytest.approx(96)
@@ -84,7 +84,7 @@ def test_variables_of_nnx_have_the_names_that_they_are_stored_by():
     assert sorted(found) == [1 / 32, 1, 1, 1, 1]
 
 
-def test_boxes_of_linen_are_looked_into():
+def test_linen_boxes_are_unwrapped():
     table = jnp.ones((100, 32))
     boxed = {"embedding": nn.Partitioned(table, names=("vocabulary", None))}
     layers = {"hidden": jnp.ones((32, 32)), "output": jnp.ones((32, 100))}
@@ -127,7 +127,7 @@ def test_theta_and_state_are_those_of_the_optimizer_inside(key):
     chex.assert_trees_all_equal(*states)
 
 
-def test_any_tree_and_dtype_and_keyword_is_taken(key):
+def test_any_pytree_dtype_and_keyword_is_accepted(key):
     optimizer = MuTransfer(ScheduledSGD())
     tx = optimizer.as_optax(optimizer.init_theta(key), 10)
     params = {

@@ -96,7 +96,7 @@ def test_the_schedule_is_linear_and_past_the_horizon_stays_at_its_last_step():
     np.testing.assert_allclose(rates, [0.1, 0.08, 0.06, 0.04, 0.04, 0.04], rtol=1e-5)
 
 
-def test_an_mlp_without_params_says_what_to_pass(key):
+def test_missing_params_name_the_remedy(key):
     optimizer = PerParameterMLP()
     tx = optimizer.as_optax(optimizer.init_theta(key), num_steps=10)
     with pytest.raises(ValueError, match=r"update\(grads, state, params\)"):

@@ -409,7 +409,7 @@ def test_a_loss_that_is_no_number_is_forgotten():
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((updates, state)))
 
 
-def test_a_hypernetwork_without_the_loss_says_what_to_pass():
+def test_missing_loss_names_the_remedy():
     init, update = bound(HyperLSTM())
     with pytest.raises(ValueError, match=r"state, params, value=loss\)"):
         update(PARAMS, init(PARAMS), PARAMS)

@@ -50,7 +50,7 @@ def test_the_dearest_branch_counts():
     np.testing.assert_allclose(flops, 2 * 2 * 16**3, rtol=0.01)
 
 
-def test_memory_is_what_is_alive_at_once():
+def test_memory_counts_live_buffers():
     size = 4 * 1000
     program = compiled(lambda x: jnp.sin(x), jnp.ones(1000))
     assert 2 * size <= cost(program).bytes < 2.2 * size

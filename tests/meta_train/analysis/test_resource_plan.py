@@ -80,7 +80,7 @@ def test_the_plan_of_this_machine_is_checked_by_a_measurement(lopt_command, tmp_
     assert (tmp_path / "out" / "plan.png").stat().st_size > 10_000
 
 
-def test_work_counts_loops_and_what_moves():
+def test_work_counts_loops_and_memory_traffic():
     def function(x):
         return jax.lax.scan(lambda s, _: (jnp.tanh(s @ s), None), x, None, length=7)[0]
 

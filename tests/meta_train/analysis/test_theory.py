@@ -30,7 +30,7 @@ def total_variance(samples):
 
 
 @pytest.mark.parametrize(("num_windows", "size"), SIZES)
-def test_the_general_form_is_what_simulation_shows(num_windows, size, key):
+def test_general_variance_formula_equals_simulation(num_windows, size, key):
     key_grads, key_noise = jax.random.split(key)
     grads = gradient_matrix("triangular, independent", num_windows, size, key_grads)
     samples = simulate(grads, 60_000, key_noise)

@@ -135,7 +135,7 @@ def test_an_optimizer_by_name_has_its_own_defaults():
         assert [system.optimizer for system in config.systems] == [kind()]
 
 
-def test_presets_say_what_must_be_prepared():
+def test_presets_name_the_data_to_prepare():
     assert PRESETS.keys() == CONFIGS.keys()
     for name, config in CONFIGS.items():
         tasks = [getattr(system, "task", None) for system in config.systems]
@@ -163,7 +163,7 @@ def test_estimators_are_compared_in_a_table_a_figure_and_numbers(
     assert (tmp_path / "out" / "variance.png").stat().st_size > 10_000
 
 
-def test_what_there_is_no_time_for_is_named(lopt_command):
+def test_skipped_measurements_are_named(lopt_command):
     result = lopt_command(
         *("estimators", "influence-balancing", "--minutes=0.001", "--seconds=0.1"),
         "--lengths=100",
@@ -215,7 +215,7 @@ def test_parts_are_chosen_by_name_and_several_tasks_train_together(
     assert exported.returncode == 0, exported.stderr
 
 
-def test_the_help_of_a_preset_says_what_its_fields_mean(lopt_command):
+def test_preset_help_describes_its_fields(lopt_command):
     result = lopt_command("meta-train", "digits-mlp", "--help")
     assert result.returncode == 0
     for text in ("--run-dir", "--estimator.truncation.length", "Units in each hidden"):

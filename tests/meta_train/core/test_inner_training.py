@@ -42,7 +42,7 @@ def test_the_loss_is_taken_on_the_split_that_was_asked_for(measure, key):
     jax.tree.map(np.testing.assert_array_equal, following.params, expected)
 
 
-def test_mistakes_can_be_what_is_lowered(key):
+def test_error_rate_can_be_the_meta_loss(key):
     system = InnerTraining(TASK, Baseline("adam"), "validation-error")
     data, _, state = start(system, key)
     losses = unroll(system, data, setting(0.01), state, 100, key)[1]
@@ -51,12 +51,12 @@ def test_mistakes_can_be_what_is_lowered(key):
     assert losses[-10:].mean() < 0.3 < losses[0]
 
 
-def test_what_has_no_classes_has_no_mistakes():
+def test_tasks_without_classes_have_no_error():
     with pytest.raises(ValueError, match=r"Try .validation-loss."):
         InnerTraining(RandomQuadratic(), ScheduledSGD(), "validation-error")
 
 
-def test_a_scaled_loss_is_not_what_theta_lowers(key):
+def test_the_meta_loss_has_no_loss_scale(key):
     system = InnerTraining(ScaledLoss(TASK, low=50.0, high=60.0), ScheduledSGD())
     data, theta, state = start(system, key)
     _, loss = system.step(theta, state, system.sample_input(data, state, key))
@@ -89,7 +89,7 @@ def test_data_is_an_argument_and_nothing_crosses_while_training(key):
     assert np.isfinite(losses).all()
 
 
-def test_part_of_theta_says_how_many_units_are_used(key):
+def test_theta_can_contain_the_number_of_units(key):
     task = MaskedMLP(width=10, depth=2)
     system = InnerTraining(task, ScheduledSGD())
     data, theta, state = start(system, key)

@@ -112,9 +112,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize(
     "deterministic", [True, pytest.param(False, marks=pytest.mark.slow)]
 )
-def test_processes_together_find_what_one_finds_alone(
-    num, deterministic, launch, tmp_path
-):
+def test_several_processes_equal_one(num, deterministic, launch, tmp_path):
     flags = ("--estimator.deterministic",) if deterministic else ()
     for n, run_dir in ((1, "alone"), (num, "together")):
         processes = launch(*SHORT, *flags, num=n, run_dirs=[run_dir] * n)
@@ -147,9 +145,7 @@ FAULTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
-def test_all_end_by_themselves_and_the_same_command_resumes(
-    fault, launch, undisturbed, tmp_path
-):
+def test_all_processes_exit_and_resume(fault, launch, undisturbed, tmp_path):
     inject, which, code, message = FAULTS[fault]
     arguments = (*RUN, "--estimator.deterministic")
     processes = launch(*arguments, code=code)
@@ -172,9 +168,7 @@ def test_all_end_by_themselves_and_the_same_command_resumes(
 
 
 @pytest.mark.slow
-def test_a_host_that_is_preempted_lets_all_save_at_the_same_step(
-    launch, undisturbed, tmp_path
-):
+def test_preemption_saves_the_same_step_everywhere(launch, undisturbed, tmp_path):
     arguments = (*RUN, "--estimator.deterministic")
     processes = launch(*arguments)
     wait_for(tmp_path / "run/checkpoints/250/sha256.json", *processes)

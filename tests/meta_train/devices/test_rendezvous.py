@@ -58,7 +58,7 @@ def test_missing_processes_are_named_to_all(address):
     ("process_id", "text"),
     [(0, "Waiting for 2 of 3 processes: process 1, 2"), (1, "Waiting for process 0")],
 )
-def test_a_process_that_waits_says_for_whom(process_id, text, address, monkeypatch):
+def test_waiting_process_names_the_missing_ones(process_id, text, address, monkeypatch):
     monkeypatch.setattr(rendezvous, "_SECONDS_BEFORE_A_WORD", 0.0)
     said = []
     with pytest.raises(UserError):

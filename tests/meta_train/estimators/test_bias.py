@@ -87,7 +87,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("estimator", "problem", "objective"), list(cases()))
-def test_what_says_it_is_unbiased_is(estimator, problem, objective, key):
+def test_unbiased_estimators_are_unbiased(estimator, problem, objective, key):
     errors_off, error = deviation(estimator, problem, objective, key)
     assert error < 0.05  # or the test has no power
     assert errors_off < 4, (
@@ -109,7 +109,7 @@ def test_what_says_it_is_unbiased_is(estimator, problem, objective, key):
         (GuidedES, {}),
     ],
 )
-def test_what_says_it_is_biased_is(kind, fields, problem, objective, key):
+def test_biased_estimators_are_biased(kind, fields, problem, objective, key):
     estimator = make(kind, problem, 4, **fields)
     assert not estimator.is_unbiased
     errors_off, _ = deviation(estimator, problem, objective, key)

@@ -145,7 +145,7 @@ def test_an_estimate_that_overflows_is_dropped_and_counted():
     assert sample.diverged
 
 
-def test_a_loss_of_which_nothing_is_finite_is_not_zero():
+def test_a_loss_without_finite_values_is_not_zero():
     samples = [
         pair_sample(jnp.full((2, 3), value), jnp.ones(2), std=0.1, mean_length=3)
         for value in (jnp.nan, 4.0)
@@ -315,7 +315,7 @@ def test_guides_that_are_not_there_yet_do_not_guide():
     np.testing.assert_array_equal(orthonormal(jnp.zeros((2, 3))), np.zeros((2, 3)))
 
 
-def test_artbp_covers_as_many_steps_as_it_says(key):
+def test_artbp_unrolls_the_stated_number_of_steps(key):
     truncation = Truncation(length=2, horizon=20, staggered=False)
     artbp = ARTBP(truncation, num_episodes=64, num_windows=3.0)
     system = Recurrence()

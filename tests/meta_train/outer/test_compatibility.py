@@ -58,7 +58,7 @@ CONTENT = [name for name in ESTIMATORS if name not in NEEDY]
 
 @pytest.mark.parametrize("system", [Simulator(), Accuracy(), FinalLoss(Accuracy())])
 @pytest.mark.parametrize("name", NEEDY)
-def test_derivatives_are_not_asked_of_what_has_none(name, system):
+def test_systems_without_derivatives_are_not_differentiated(name, system):
     with pytest.raises(UserError, match=r"--estimator PES, which carries \d") as raised:
         Compatibility(system, (), THETA).check(ESTIMATORS[name](WINDOWS))
     message = str(raised.value)
@@ -70,7 +70,7 @@ def test_derivatives_are_not_asked_of_what_has_none(name, system):
 
 @pytest.mark.parametrize("system", [Simulator(), Accuracy(), FinalLoss(Accuracy())])
 @pytest.mark.parametrize("name", CONTENT)
-def test_evolution_strategies_work_on_what_only_runs(name, system, key):
+def test_evolution_strategies_need_no_derivatives(name, system, key):
     estimator = ESTIMATORS[name](WINDOWS, num_pairs=64, std=0.3)
     Compatibility(system, (), THETA).check(estimator)
     state = estimator.init(system, (), THETA, key)
@@ -85,7 +85,7 @@ def test_evolution_strategies_work_on_what_only_runs(name, system, key):
 
 @pytest.mark.parametrize("system", [InfluenceBalancing(), MetaLearnedStart()])
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_nothing_else_is_refused(name, system):
+def test_compatible_systems_are_accepted(name, system):
     Compatibility(system, (), THETA).check(ESTIMATORS[name](WINDOWS))
 
 
@@ -98,7 +98,7 @@ def test_a_jacobian_that_does_not_fit_is_refused_with_its_size():
     assert "--estimator UORO, which carries" in str(raised.value)
 
 
-def test_mistakes_of_a_system_are_shown_as_they_are():
+def test_exceptions_of_a_system_are_not_wrapped():
     class Broken(InfluenceBalancing):
         def step(self, theta, state, x):
             raise ZeroDivisionError("of the user")

@@ -95,7 +95,7 @@ def test_the_best_theta_survives_a_stop(finished, tmp_path):
     assert int(one.best.step) == int(other.best.step)
 
 
-def test_an_average_is_what_is_exported(tmp_path):
+def test_the_moving_average_is_exported(tmp_path):
     fields = {"validation_tasks": (), "select": "last", "average_decay": 0.9}
     config = make_config(tmp_path / "run", **fields)
     meta_train(config)
@@ -129,7 +129,7 @@ def test_bad_mixtures_are_refused(fields, text, tmp_path):
         make_config(tmp_path, **fields)
 
 
-def test_systems_that_do_not_share_theta_are_told_apart(tmp_path):
+def test_systems_that_do_not_share_theta_are_refused(tmp_path):
     task = ZOO["quadratic"].problem
     one, other = InnerTraining(task, ScheduledSGD()), InnerTraining(task, LearnedSGD())
     with pytest.raises(

@@ -139,7 +139,7 @@ def test_a_link_is_read_and_not_written(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "device", "sparse"])
-def test_what_is_not_a_file_is_neither_read_nor_written(kind, tmp_path):
+def test_irregular_files_are_neither_read_nor_written(kind, tmp_path):
     path = tmp_path / "metrics.jsonl"
     if kind == "directory":
         path.mkdir()

@@ -24,7 +24,7 @@ def test_step_sizes_of_a_schedule_are_the_schedule(key):
     np.testing.assert_allclose(sizes, expected, rtol=1e-3)
 
 
-def test_a_run_draws_itself_and_can_be_drawn_again(lopt_command, tmp_path):
+def test_a_run_is_plotted_at_the_end_and_on_request(lopt_command, tmp_path):
     arguments = ("quadratic-schedule", "--run-dir=run", "--wandb=off")
     steps = ("--num-outer-steps=40", "--evaluate-every-steps=20")
     done = lopt_command("meta-train", *arguments, *steps)
@@ -42,7 +42,7 @@ def test_a_run_draws_itself_and_can_be_drawn_again(lopt_command, tmp_path):
     assert "must be the run directory of a `lopt meta-train`" in done.stderr
 
 
-def test_what_is_missing_is_left_out(tmp_path):
+def test_missing_parts_are_omitted(tmp_path):
     config = dataclasses.replace(CONFIGS["influence-balancing"], run_dir=tmp_path)
     assert learned_steps(config, {"now": jnp.zeros(())}) == {}
     with pytest.raises(UserError, match="has no metrics yet"):

@@ -82,7 +82,7 @@ def whole_run(tmp_path_factory):
     return directory / "run"
 
 
-def test_a_run_directory_holds_what_the_readme_says(whole_run):
+def test_run_directory_contains_the_documented_files(whole_run):
     names = {path.name for path in whole_run.iterdir()}
     assert names == {
         "config.json",
@@ -266,7 +266,7 @@ def test_another_configuration_is_refused_and_its_fields_are_listed(
     assert {p: p.stat().st_mtime_ns for p in whole_run.rglob("*")} == before
 
 
-def test_how_a_run_is_watched_may_change(whole_run, lopt_command):
+def test_operational_fields_may_change_on_resume(whole_run, lopt_command):
     again = lopt_command(*RUN, "--run-dir", whole_run, "--checkpoint-every-minutes=1")
     assert again.returncode == 0, again.stderr
 
@@ -278,9 +278,7 @@ def test_a_directory_in_use_is_refused(whole_run, lopt_command):
     assert "is in use by another `lopt meta-train`" in refused.stderr
 
 
-def test_export_looks_at_a_run_that_goes_on_and_leaves_it_alone(
-    whole_run, tmp_path, lopt_command
-):
+def test_export_does_not_disturb_a_running_run(whole_run, tmp_path, lopt_command):
     run_dir = tmp_path / "run"
     subprocess.run(["cp", "-r", whole_run, run_dir], check=True)
     newest = run_dir / "checkpoints" / "3000"
@@ -321,7 +319,7 @@ def test_twenty_kills_at_random_moments_change_nothing(tmp_path):
     assert theta_bytes(tmp_path / "run") == theta_bytes(tmp_path / "whole")
 
 
-def test_a_run_goes_on_while_the_disk_is_full(tmp_path):
+def test_a_full_disk_does_not_end_a_run(tmp_path):
     arguments = (
         *("meta-train", "quadratic-schedule", "--wandb=off", "--run-dir=run"),
         *("--num-outer-steps=8000", "--log-every-steps=2000"),
@@ -435,7 +433,7 @@ def test_a_population_that_the_devices_do_not_divide_is_refused(tmp_path, lopt_c
     assert "Try 8." in refused.stderr
 
 
-def test_a_run_from_python_returns_what_it_learned(tmp_path, capsys):
+def test_meta_train_returns_theta_and_metrics(tmp_path, capsys):
     config = dataclasses.replace(
         CONFIGS["quadratic-schedule"],
         run_dir=tmp_path / "run",

@@ -52,7 +52,7 @@ def test_the_directory_comes_from_the_variable_or_else_from_tfds(monkeypatch, tm
     assert data_dir().name == "tensorflow_datasets"
 
 
-def test_data_that_is_not_there_is_missed_with_what_to_do(directory):
+def test_missing_data_names_the_remedy(directory):
     with pytest.raises(DataError) as raised:
         datasets.load("mnist", "train")
     message = str(raised.value)
@@ -183,7 +183,7 @@ def mirrored(request, directory, tmp_path_factory, monkeypatch):
     return request.param, folder
 
 
-def test_what_is_prepared_is_tfds_own_format(mirrored, directory, capsys):
+def test_prepared_data_has_the_tfds_format(mirrored, directory, capsys):
     name, folder = mirrored
     assert data(["prepare", name, "--mirror", folder.as_uri()]) == 0
     import tensorflow_datasets as tfds
@@ -221,7 +221,7 @@ def test_a_failed_download_leaves_nothing_behind(fault, mirrored, directory):
         datasets.load(name, "train")
 
 
-def test_records_that_cannot_be_read_are_said_to_be_so(mirrored, directory):
+def test_unreadable_records_are_reported(mirrored, directory):
     name, folder = mirrored
     data(["prepare", name, "--mirror", folder.as_uri()])
     for record in DATASETS[name].folder.glob("*record*"):

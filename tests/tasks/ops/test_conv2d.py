@@ -10,7 +10,7 @@ from tasks.ops.conv2d import conv2d
 
 @pytest.mark.parametrize("size", [7, 8])
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (1, 2)])
-def test_it_is_what_jax_computes(kernel, stride, size, key):
+def test_result_equals_jax(kernel, stride, size, key):
     inputs = jax.random.normal(key, (2, 3, size, size, 4))
     kernels = jax.random.normal(jax.random.fold_in(key, 1), (2, kernel, kernel, 4, 5))
     numbers = jax.lax.conv_dimension_numbers(

@@ -15,7 +15,7 @@ def test_they_are_orthogonal(dim, key):
     np.testing.assert_allclose(matrix @ matrix.T, np.eye(dim), atol=1e-5)
 
 
-def test_no_direction_is_favoured(key):
+def test_directions_are_isotropic(key):
     num, dim = 4_000, 3
     draw = jax.vmap(lambda key: orthogonal(key, (dim, dim)))
     found = np.asarray(draw(jax.random.split(key, num)), float)
@@ -38,7 +38,7 @@ FAMILIES = [name for name, e in ZOO.items() if isinstance(e.problem, Family)]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_begins_anew_in_every_episode_calls_no_lapack(name, key):
+def test_initialization_calls_no_lapack(name, key):
     task = ZOO[name].problem
 
     def start(key):

@@ -11,7 +11,7 @@ from tasks.systems.swimmer import Swimmer, SwimmerState
 gymnasium = pytest.importorskip("gymnasium")
 
 
-def test_it_goes_where_gymnasium_goes_bit_by_bit():
+def test_trajectory_equals_gymnasium_bitwise():
     environment = gymnasium.make("Swimmer-v5").unwrapped
     environment.reset(seed=3)
     system = Swimmer()

@@ -41,7 +41,7 @@ def service_of(process):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_run_goes_on_without_its_wandb_service(number, tmp_path):
+def test_a_failing_wandb_service_does_not_end_a_run(number, tmp_path):
     arguments = (
         *("meta-train", "quadratic-schedule", "--wandb=offline", "--run-dir=run"),
         *("--num-outer-steps=12000", "--log-every-steps=1"),

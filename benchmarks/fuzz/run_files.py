@@ -149,7 +149,9 @@ class Metrics(Kind):
 
     @override
     def read(self) -> str:
-        is_text = self.path.is_file() and self.path.stat().st_size < 2**30
+        # Logs do not follow links.
+        is_text = self.path.is_file() and not self.path.is_symlink()
+        is_text = is_text and self.path.stat().st_size < 2**30
         before = read_metrics(self.path)
         if is_text and self.path.stat().st_size:
             steps = [line["step"] for line in before]

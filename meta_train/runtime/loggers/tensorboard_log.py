@@ -29,6 +29,8 @@ class TensorBoardLog(Logger):
             str(config.run_dir / TENSORBOARD_DIR),
             purge_step=step + 1 if step else None,
             flush_secs=10,
+            # Names end in seconds: a run may resume within the same second.
+            filename_suffix=f".{step}",
         )
 
     @override

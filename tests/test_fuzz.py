@@ -2,7 +2,9 @@
 
 import os
 
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from benchmarks.fuzz import run
 from benchmarks.fuzz.base import Kind
@@ -11,6 +13,16 @@ from lopt.errors import UserError
 
 # Tasks of cards are traced, and reports are drawn.
 NUM_INPUTS = {"cards": 40, "results": 40}
+
+
+@pytest.fixture(autouse=True)
+def _no_cached_programs():
+    """Disable the compilation cache, whose files the sandbox forbids to open."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -15,7 +15,7 @@ COLUMNS = (
     "unbiased",
 )
 _TESTS = "tests/evaluation/paper/test_methods.py::"
-_BIAS = "tests/meta_train/estimators/test_bias.py::test_what_says_it_is_"
+_BIAS = "tests/meta_train/estimators/test_bias.py"
 # Test that proves an entry, for estimators and for tuners. Online and the bias of
 # tuners follow from their definition: they restart episodes, and prune or copy them.
 PROOFS = {
@@ -24,7 +24,7 @@ PROOFS = {
     "regularization": f"{_TESTS}test_it_tunes",
     "discrete": f"{_TESTS}test_it_tunes_discrete_hyperparameters_or_refuses",
     "online": f"{_TESTS}test_several_episodes_are_used",
-    "unbiased": f"{_BIAS}unbiased_is",
+    "unbiased": f"{_BIAS}::test_unbiased_estimators_are_unbiased",
 }
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from meta_train.config.config import MetaTrainConfig
-from meta_train.runtime.loggers import Callback, open_loggers
+from meta_train.runtime.loggers import Callback, LoggedRun, open_loggers
 from meta_train.runtime.metrics_file import METRICS_FILE, open_for_writing, truncate
 from tasks.base import Theta
 
@@ -52,7 +52,8 @@ class MetricsLog:
         self._size: int | None = None
         self._step = step
         self.flush()
-        self._loggers = open_loggers(config, described, step, say, callback)
+        run = LoggedRun(config, described, step, say)
+        self._loggers = open_loggers(run, callback)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log `metrics` at outer step `step`.

@@ -6,8 +6,7 @@ add; to register one, add it there and to `LoggerName`.
 
 import functools
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from lopt.errors import UserError
 from meta_train.config.config import LoggerName, MetaTrainConfig
@@ -15,13 +14,14 @@ from meta_train.runtime.loggers.base import (
     Callback as Callback,
     CallbackLogger,
     GuardedLogger,
+    LoggedRun as LoggedRun,
     Logger,
 )
 from meta_train.runtime.loggers.csv_log import CSVLog
 from meta_train.runtime.loggers.tensorboard_log import TensorBoardLog
 from meta_train.runtime.loggers.wandb_log import WandbLog
 
-LOGGERS: dict[LoggerName, type[Logger]] = {
+LOGGERS: dict[LoggerName, Callable[[LoggedRun], Logger]] = {
     "wandb": WandbLog,
     "tensorboard": TensorBoardLog,
     "csv": CSVLog,
@@ -45,26 +45,19 @@ def check_loggers(config: MetaTrainConfig) -> None:
 
 
 def open_loggers(
-    config: MetaTrainConfig,
-    described: Mapping[str, Any],
-    step: int,
-    say: Callable[[str], None],
-    callback: Callback | None = None,
+    run: LoggedRun, callback: Callback | None = None
 ) -> Sequence[GuardedLogger]:
-    """Create the loggers of a configuration, and one for `callback` if given.
-
-    See `Logger` for the other arguments.
-    """
+    """Create the loggers of a run by name, and one for `callback` if given."""
     opened = [
         GuardedLogger(
             name,
-            functools.partial(LOGGERS[name], config, described, step, say),
-            say,
+            functools.partial(LOGGERS[name], run),
+            run.say,
         )
-        for name in dict.fromkeys(config.loggers)
-        if not (name == "wandb" and config.wandb == "off")
+        for name in dict.fromkeys(run.config.loggers)
+        if not (name == "wandb" and run.config.wandb == "off")
     ]
     if callback is not None:
         create = functools.partial(CallbackLogger, callback)
-        opened.append(GuardedLogger("the callback", create, say))
+        opened.append(GuardedLogger("the callback", create, run.say))
     return opened

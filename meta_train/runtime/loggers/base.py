@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from typing_extensions import override
 
@@ -13,28 +13,28 @@ Callback: TypeAlias = Callable[[int, Mapping[str, float]], object]
 """Function of the outer step and the metrics by name."""
 
 
+class LoggedRun(NamedTuple):
+    """Run that a logger starts or resumes to log.
+
+    Attributes:
+        config: Configuration of the run.
+        described: The same, serialized.
+        step: Last outer step whose metrics are kept; 0 for a new run.
+        say: Function that prints a message.
+    """
+
+    config: MetaTrainConfig
+    described: Mapping[str, Any]
+    step: int
+    say: Callable[[str], None]
+
+
 class Logger(ABC):
     """Destination of metrics beside ``metrics.jsonl``.
 
     Methods may raise any exception: `GuardedLogger` reports it, and the run continues.
+    A logger that is selected by name is created from a `LoggedRun`.
     """
-
-    def __init__(
-        self,
-        config: MetaTrainConfig,
-        described: Mapping[str, Any],
-        step: int,
-        say: Callable[[str], None],
-    ):
-        """Start logging, or resume it at outer step `step`.
-
-        Args:
-            config: Configuration of the run.
-            described: The same, serialized.
-            step: Last outer step whose metrics are kept; 0 for a new run.
-            say: Function that prints a message.
-        """
-        del config, described, step, say
 
     @abstractmethod
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -3,14 +3,12 @@
 import csv
 import io
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from typing_extensions import override
 
 from lopt.files.atomic import write_atomically
-from meta_train.config.config import MetaTrainConfig
-from meta_train.runtime.loggers.base import Logger
+from meta_train.runtime.loggers.base import LoggedRun, Logger
 from meta_train.runtime.metrics_file import METRICS_FILE, read_metrics
 
 CSV_FILE = "metrics.csv"
@@ -25,15 +23,8 @@ class CSVLog(Logger):
     that were not logged, or are not finite, are empty.
     """
 
-    def __init__(
-        self,
-        config: MetaTrainConfig,
-        described: Mapping[str, Any],
-        step: int,
-        say: Callable[[str], None],
-    ):
-        super().__init__(config, described, step, say)
-        self._run_dir = config.run_dir
+    def __init__(self, run: LoggedRun):
+        self._run_dir = run.config.run_dir
         self._written_at = time.monotonic()
 
     @override

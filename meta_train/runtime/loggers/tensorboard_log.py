@@ -1,12 +1,10 @@
 """Logging to TensorBoard event files."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from typing_extensions import override
 
-from meta_train.config.config import MetaTrainConfig
-from meta_train.runtime.loggers.base import Logger
+from meta_train.runtime.loggers.base import LoggedRun, Logger
 
 TENSORBOARD_DIR = "tensorboard"
 
@@ -14,23 +12,16 @@ TENSORBOARD_DIR = "tensorboard"
 class TensorBoardLog(Logger):
     """Event files in ``RUN_DIR/tensorboard``."""
 
-    def __init__(
-        self,
-        config: MetaTrainConfig,
-        described: Mapping[str, Any],
-        step: int,
-        say: Callable[[str], None],
-    ):
-        super().__init__(config, described, step, say)
+    def __init__(self, run: LoggedRun):
         import tensorboardX
 
         # A resumed run replaces the points after its checkpoint.
         self._writer = tensorboardX.SummaryWriter(
-            str(config.run_dir / TENSORBOARD_DIR),
-            purge_step=step + 1 if step else None,
+            str(run.config.run_dir / TENSORBOARD_DIR),
+            purge_step=run.step + 1 if run.step else None,
             flush_secs=10,
             # Names end in seconds: a run may resume within the same second.
-            filename_suffix=f".{step}",
+            filename_suffix=f".{run.step}",
         )
 
     @override

@@ -15,7 +15,7 @@ from lopt.errors import one_line
 from lopt.files.atomic import write_atomically
 from lopt.files.bounded import read_bounded
 from meta_train.config.config import MetaTrainConfig
-from meta_train.runtime.loggers.base import Logger
+from meta_train.runtime.loggers.base import LoggedRun, Logger
 
 _SERVICE = "wandb-core"
 _SECONDS_TO_LOG, _SECONDS_TO_FINISH = 30.0, 300.0
@@ -24,15 +24,8 @@ _SECONDS_TO_LOG, _SECONDS_TO_FINISH = 30.0, 300.0
 class WandbLog(Logger):
     """Run of Weights & Biases, started or resumed by its id in the run directory."""
 
-    def __init__(
-        self,
-        config: MetaTrainConfig,
-        described: Mapping[str, Any],
-        step: int,
-        say: Callable[[str], None],
-    ):
-        super().__init__(config, described, step, say)
-        self._run = _start(config, described, say)
+    def __init__(self, run: LoggedRun):
+        self._run = _start(run.config, run.described, run.say)
 
     @override
     def write(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -32,7 +32,11 @@ if "LOPT_DATA_DIR" not in os.environ and _BESIDE.is_dir():
     os.environ["LOPT_DATA_DIR"] = str(_BESIDE)
 
 
-_CACHE = tempfile.TemporaryDirectory(prefix="lopt-tests-")
+# Caches of commands in subprocesses. The workers of pytest-xdist inherit the directory
+# of the process that started them, so that each program is compiled once.
+if "LOPT_TESTS_CACHE" not in os.environ:
+    _CACHE = tempfile.TemporaryDirectory(prefix="lopt-tests-")
+    os.environ["LOPT_TESTS_CACHE"] = _CACHE.name
 
 
 def needs_data(problem):
@@ -118,7 +122,7 @@ def command_environment(**environment: str) -> dict[str, str]:
         "PYTHONPATH": str(root),
         "COLUMNS": "200",
         # Compiled programs are cached for this test session only.
-        "XDG_CACHE_HOME": _CACHE.name,
+        "XDG_CACHE_HOME": os.environ["LOPT_TESTS_CACHE"],
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         **environment,
     }

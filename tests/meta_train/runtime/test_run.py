@@ -14,7 +14,7 @@ import pytest
 
 import lopt
 from lopt.errors import UserError
-from meta_train.config.config_file import write_config
+from meta_train.config.config_file import read_config, write_config
 from meta_train.config.preset_configs import CONFIGS
 from meta_train.core.truncation import Truncation
 from meta_train.estimators import PES
@@ -229,6 +229,7 @@ def test_resuming_writes_no_configuration_that_is_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr("meta_train.config.config_file.write_atomically", fail)
     write_config(config)
+    assert read_config(tmp_path) == config
 
 
 @pytest.mark.parametrize("output", ["| head -c 20", "> /dev/full", ">&-"])
